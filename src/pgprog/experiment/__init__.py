@@ -1,0 +1,1 @@
+"""Runs: the loop, the run directory, the comparison."""

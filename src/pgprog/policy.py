@@ -1,0 +1,194 @@
+"""The policy, its critic, and the rollout: sample without gradient, score with it.
+
+K independent policies advance in one batched pass: every parameter carries a leading replica axis and replicas never
+mix. What an algorithm sees is two calls, *sample* and *score*, and ``rollout``, which makes a batch of both.
+Shapes: K replicas, P prompts, G completions of each prompt, T tokens, V tokens to choose from, H hidden units.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from pgprog.env import DigitSum
+from pgprog.noise import ReplicaGenerator
+
+PROMPT_WIDTH = 2.0  # of the radial basis functions, in units of the target
+
+
+class Rollout(NamedTuple):
+    """A batch of completions, scored by the policy that made them."""
+
+    targets: Int[Tensor, "K P"]
+    tokens: Int[Tensor, "K P G T"]
+    mask: Bool[Tensor, "K P G T"]
+    """True at the tokens of a completion, its EOS included."""
+    logprobs: Float[Tensor, "K P G T"]
+    """log pi(token_t | prompt, tokens_<t), with gradient; 0 where masked."""
+    entropies: Float[Tensor, "K P G T"]
+    """Entropy of the policy at each token in nats, with gradient; 0 where masked."""
+    rewards: Float[Tensor, "K P G"]
+    success: Bool[Tensor, "K P G"]
+    values: Float[Tensor, "K P"] | None = None
+    """The critic's V(prompt) before the update, without gradient, where there is a critic."""
+
+
+def rollout(policy: "Policy", generator: ReplicaGenerator, prompts: int, group_size: int = 1) -> Rollout:
+    """Draw prompts, sample ``group_size`` completions of each without gradient, then score them with it.
+
+    Scoring apart from sampling is how language models are trained (a fast sampler, a differentiable scorer); here
+    both are the same parameters, so the ratio of new to old probabilities starts at exactly 1.
+
+    The entropies are there for the bonus that every rung adds to its objective. Lesson: without it (``--entropy-coef
+    0``) a policy may settle on a few digits before it has learned to read the prompt, and what is never sampled is
+    never rewarded; with too much of it, it stays random. It is annealed to zero, so that the final policy maximises J
+    alone.
+    """
+    targets = policy.task.sample_targets(generator, prompts)
+    tokens = policy.sample(targets, group_size, generator)
+    logprobs, entropies = policy.score(targets, tokens)
+    return Rollout(
+        targets=targets,
+        tokens=tokens,
+        mask=policy.task.mask(tokens),
+        logprobs=logprobs,
+        entropies=entropies,
+        rewards=policy.task.reward(targets, tokens, logprobs.dtype),
+        success=policy.task.success(targets, tokens),
+    )
+
+
+class Policy(nn.Module):
+    """A GRU that reads the prompt and emits tokens; K replicas with their parameters stacked.
+
+    Replica k's initial parameters depend on ``generator.seeds[k]`` alone.
+    """
+
+    def __init__(
+        self, task: DigitSum, generator: ReplicaGenerator, hidden: int = 64, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.task = task
+        V, H = task.vocab_size, hidden
+        if task.prompt_form == "state":
+            self.register_buffer("prompt_features", radial_basis(task.max_target, dtype), persistent=False)
+            self.prompt_weight = uniform_parameter(generator, task.max_target + 1, H, dtype=dtype, fan_in=PROMPT_FAN_IN)
+            self.prompt_bias = uniform_parameter(generator, 1, H, dtype=dtype, fan_in=H)
+        # A linear map of a one-hot token is a table: its rows are the input's share of the three gates.
+        self.input_gates = uniform_parameter(generator, V + 1, 3 * H, dtype=dtype, fan_in=H)
+        self.recurrent_weight = uniform_parameter(generator, H, 3 * H, dtype=dtype, fan_in=H)
+        self.recurrent_bias = uniform_parameter(generator, 1, 3 * H, dtype=dtype, fan_in=H)
+        self.head_weight = uniform_parameter(generator, H, V, dtype=dtype, fan_in=H)
+        self.head_bias = uniform_parameter(generator, 1, V, dtype=dtype, fan_in=H)
+
+    @property
+    def replicas(self) -> int:
+        return self.head_weight.shape[0]
+
+    @torch.no_grad()
+    def sample(
+        self, targets: Int[Tensor, "K P"], group_size: int, generator: ReplicaGenerator
+    ) -> Int[Tensor, "K P G T"]:
+        """Draw ``group_size`` completions of each prompt, (K, P, G, T) tokens, without gradient.
+
+        Each token inverts the cumulative distribution at one uniform number. After EOS, EOS is repeated as padding.
+        """
+        K, P = targets.shape
+        T, task = self.task.seq_len, self.task
+        noise = generator.uniform(P, group_size, T, dtype=self.head_weight.dtype).view(K, P * group_size, T)
+        hidden = self._read_prompts(targets).repeat_interleave(group_size, dim=1)
+        tokens = torch.empty(K, P * group_size, T, dtype=torch.long)
+        for t in range(T):
+            if t > 0:
+                hidden = self._read_tokens(tokens[..., t - 1 : t], hidden)[-1]
+            cdf = self._logits(hidden).softmax(-1).cumsum(-1)
+            tokens[..., t] = (cdf[..., :-1] <= noise[..., t, None] * cdf[..., -1:]).sum(-1)
+            if task.variable_length and t > 0:
+                tokens[..., t].masked_fill_(tokens[..., t - 1] == task.eos, task.eos)
+        return tokens.view(K, P, group_size, T)
+
+    def score(
+        self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"]
+    ) -> tuple[Float[Tensor, "K P G T"], Float[Tensor, "K P G T"]]:
+        """Return log pi(token_t | prompt, tokens_<t) and the entropy at each token, with gradient, 0 where masked."""
+        K, P, G, T = tokens.shape
+        hidden = self._read_prompts(targets).repeat_interleave(G, dim=1)
+        # The logits at position t are read off the state before token t: the last token is scored but never read.
+        states = [hidden, *self._read_tokens(tokens.view(K, P * G, T)[..., :-1], hidden)]
+        logits = self._logits(torch.stack(states, dim=2).flatten(1, 2)).view(K, P, G, T, self.task.vocab_size)
+        log_pi = logits.log_softmax(-1)
+        logprobs = log_pi.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        entropies = -(log_pi.exp() * log_pi).sum(-1)
+        if not self.task.variable_length:
+            return logprobs, entropies
+        mask = self.task.mask(tokens)
+        return logprobs.where(mask, 0), entropies.where(mask, 0)
+
+    def _read_prompts(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
+        """The state after the whole prompt, before the first token of a completion."""
+        if self.task.prompt_form == "state":
+            features = self.get_buffer("prompt_features")[targets]
+            hidden = torch.tanh(torch.baddbmm(self.prompt_bias, features, self.prompt_weight))
+        else:
+            hidden = self.head_weight.new_zeros(*targets.shape, self.head_weight.shape[1])
+        return self._read_tokens(self.task.prompt_tokens(targets), hidden)[-1]
+
+    def _read_tokens(
+        self, tokens: Int[Tensor, "K N S"], hidden: Float[Tensor, "K N H"]
+    ) -> list[Float[Tensor, "K N H"]]:
+        """Advance the GRU over S tokens and return the state after each.
+
+        r, z, n = sigmoid(x_r + h U_r), sigmoid(x_z + h U_z), tanh(x_n + r * h U_n);  h' = (1 - z) n + z h
+        """
+        H = hidden.shape[-1]
+        one_hot = F.one_hot(tokens, self.task.vocab_size + 1).to(hidden.dtype)
+        inputs = torch.bmm(one_hot.flatten(1, 2), self.input_gates).unflatten(1, tokens.shape[1:])
+        states = []
+        for x in inputs.unbind(2):
+            u = torch.baddbmm(self.recurrent_bias, hidden, self.recurrent_weight)
+            r, z = torch.sigmoid(x[..., : 2 * H] + u[..., : 2 * H]).chunk(2, dim=-1)
+            n = torch.tanh(x[..., 2 * H :] + r * u[..., 2 * H :])
+            hidden = n + z * (hidden - n)
+            states.append(hidden)
+        return states
+
+    def _logits(self, hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N V"]:
+        return torch.baddbmm(self.head_bias, hidden, self.head_weight)
+
+
+class Critic(nn.Module):
+    """V(prompt), the expected reward of a prompt: one hidden layer over the same features of the target; K replicas."""
+
+    def __init__(
+        self, task: DigitSum, generator: ReplicaGenerator, hidden: int = 64, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.register_buffer("prompt_features", radial_basis(task.max_target, dtype), persistent=False)
+        self.hidden_weight = uniform_parameter(
+            generator, task.max_target + 1, hidden, dtype=dtype, fan_in=PROMPT_FAN_IN
+        )
+        self.hidden_bias = uniform_parameter(generator, 1, hidden, dtype=dtype, fan_in=hidden)
+        self.value_weight = uniform_parameter(generator, hidden, 1, dtype=dtype, fan_in=hidden)
+        self.value_bias = uniform_parameter(generator, 1, 1, dtype=dtype, fan_in=hidden)
+
+    def forward(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P"]:
+        """Return V(prompt), with gradient to the critic."""
+        features = self.get_buffer("prompt_features")[targets]
+        hidden = torch.tanh(torch.baddbmm(self.hidden_bias, features, self.hidden_weight))
+        return torch.baddbmm(self.value_bias, hidden, self.value_weight).squeeze(-1)
+
+
+PROMPT_FAN_IN = 4  # a target excites about 2 width sqrt(pi) / 2 features, whatever their number
+
+
+def radial_basis(max_target: int, dtype: torch.dtype) -> Float[Tensor, "targets features"]:
+    """Encode each target as exp(-(T - c)^2 / (2 width^2)), c = 0..max_target: near targets share features."""
+    targets = torch.arange(max_target + 1, dtype=dtype)
+    return torch.exp(-((targets[:, None] - targets) ** 2) / (2 * PROMPT_WIDTH**2))
+
+
+def uniform_parameter(generator: ReplicaGenerator, *shape: int, dtype: torch.dtype, fan_in: int) -> nn.Parameter:
+    """A (K, *shape) parameter, uniform in +-1/sqrt(fan_in)."""
+    return nn.Parameter((2 * generator.uniform(*shape, dtype=dtype) - 1) / fan_in**0.5)
