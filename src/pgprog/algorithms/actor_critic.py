@@ -33,6 +33,16 @@ def train_step(
     advantage: Advantage = advantage,
     prompts: int = 64,
     entropy_coef: float = 0.01,
+    max_grad_norm: float = 1.0,
 ) -> Metrics:
     """One step of Actor-Critic for every replica; the optimiser holds the critic's parameters too; see ``update``."""
-    return update(policy, optimizer, generator, advantage, critic=critic, prompts=prompts, entropy_coef=entropy_coef)
+    return update(
+        policy,
+        optimizer,
+        generator,
+        advantage,
+        critic=critic,
+        prompts=prompts,
+        entropy_coef=entropy_coef,
+        max_grad_norm=max_grad_norm,
+    )

@@ -33,8 +33,16 @@ def train_step(
     prompts: int = 64,
     group_size: int = 8,
     entropy_coef: float = 0.01,
+    max_grad_norm: float = 1.0,
 ) -> Metrics:
     """One step of GRPO for every replica: ``group_size`` completions of each prompt; see ``update``."""
     return update(
-        policy, optimizer, generator, advantage, prompts=prompts, group_size=group_size, entropy_coef=entropy_coef
+        policy,
+        optimizer,
+        generator,
+        advantage,
+        prompts=prompts,
+        group_size=group_size,
+        entropy_coef=entropy_coef,
+        max_grad_norm=max_grad_norm,
     )

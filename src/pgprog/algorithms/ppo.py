@@ -48,6 +48,7 @@ def train_step(
     advantage: Advantage = advantage,
     prompts: int = 64,
     entropy_coef: float = 0.01,
+    max_grad_norm: float = 1.0,
     epochs: int = 4,
     clip: float = 0.2,
     ratio_level: Literal["token", "sequence"] = "token",
@@ -67,6 +68,7 @@ def train_step(
         critic=critic,
         prompts=prompts,
         entropy_coef=entropy_coef,
+        max_grad_norm=max_grad_norm,
         constraint=constraint,
         epochs=epochs,
     )

@@ -1,0 +1,18 @@
+"""Errors that a user can mend: one line that names the value, the cause and the remedy."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UsageError(Exception):
+    """Something that was asked for cannot be done; the command line prints it as one line and exits with 2."""
+
+
+def choose(what: str, value: str, choices: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``choices``; else raise UsageError with the nearest of them."""
+    choices = list(choices)
+    if value in choices:
+        return value
+    near = get_close_matches(value, choices, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"unknown {what} {value!r}: {hint}choose one of {', '.join(choices)}")

@@ -1,0 +1,192 @@
+"""All algorithms of the ladder across seeds, on the same prompts, and what each one cost."""
+
+import csv
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgprog.errors import UsageError
+from pgprog.experiment import rundir
+from pgprog.experiment.config import LADDER, TITLES, CompareConfig, RunConfig
+from pgprog.experiment.executor import Job, Progress, run_jobs
+from pgprog.experiment.gradients import GradientNoise, gradient_noise, ratio_of_single_successes
+from pgprog.experiment.loop import EVALUATION_COMPLETIONS, Result
+from pgprog.stats import bootstrap_mean, percentile_coverage
+
+EQUAL = "-equal-rollouts"
+FORMULAS = {
+    "reinforce": "r - mean(r), batch",
+    "actor_critic": "r - V(prompt)",
+    "ppo": "r - V(prompt), z-scored",
+    "rloo": "r - mean of the others",
+    "grpo": "(r - mean) / std, group",
+}
+
+
+@dataclass
+class Outcome:
+    """What a comparison has reached so far; an algorithm is missing where it was not reached."""
+
+    main: dict[str, Result] = field(default_factory=dict)
+    equal: dict[str, Result] = field(default_factory=dict)
+    noise: dict[str, GradientNoise] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list[Job], int]:
+    """The runs of a comparison, those that repeat it at equal rollouts, and how many rollouts that is."""
+    if not config.algos:
+        raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}")
+    if config.seeds < 1:
+        raise UsageError(f"--seeds {config.seeds} is too few: give how many seeds to train, 1 or more")
+    if config.group_steps is not None and config.group_steps < 1:
+        raise UsageError(f"--group-steps {config.group_steps} is too small: give 1 or more")
+    if len(set(config.algos)) < len(config.algos):
+        raise UsageError(f"--algos {' '.join(config.algos)} names one twice: give each once")
+    runs = {algo: config.run_config(algo, config.steps_of(algo)) for algo in config.algos}
+    smallest = min(run.steps * run.rollouts_per_step for run in runs.values())
+    budget = smallest if config.equal_rollouts is None else config.equal_rollouts
+    if budget < (most := max(run.rollouts_per_step for run in runs.values())):
+        if config.equal_rollouts is not None:
+            raise UsageError(
+                f"--equal-rollouts {budget} is less than one step: the largest takes {most}, give that or more"
+            )
+        budget = most
+    seeds = tuple(range(config.seeds))
+
+    def job(name: str, run: RunConfig) -> Job:
+        return Job(name, run, seeds, None if directory is None else directory / "runs" / name)
+
+    main = [job(algo, run) for algo, run in runs.items()]
+    # A run whose annealing ends at the budget, unless the main one already does.
+    again = {algo: dataclasses.replace(run, steps=budget // run.rollouts_per_step) for algo, run in runs.items()}
+    equal = [job(algo + EQUAL, run) for algo, run in again.items() if run.steps != runs[algo].steps]
+    return main, equal, budget
+
+
+def compare(
+    config: CompareConfig,
+    directory: Path,
+    workers: int,
+    on_progress: Callable[[Progress], None],
+    on_done: Callable[[Job], None],
+) -> dict[str, Any]:
+    """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary.
+
+    Ctrl-C ends it with what was reached, saved and marked as interrupted.
+    """
+    main, equal, budget = plan(config, directory)
+    outcome = Outcome()
+    for job in main:
+        outcome.noise[job.name] = gradient_noise(job.config)
+    for job in (*main, *equal):
+        assert job.directory is not None
+        job.directory.mkdir(parents=True)
+        rundir.write_json(job.directory / rundir.CONFIG, job.config.as_dict() | {"seeds": list(job.seeds)})
+    try:
+        for job, result in run_jobs([*main, *equal], workers, on_progress):
+            algo = job.config.algo
+            (outcome.equal if job.name.endswith(EQUAL) else outcome.main)[algo] = result
+            on_done(job)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    for job in main:
+        if job.config.steps * job.config.rollouts_per_step == budget and job.name in outcome.main:
+            outcome.equal.setdefault(job.name, outcome.main[job.name])
+    summary = summarise(config, outcome, budget)
+    rundir.write_json(directory / rundir.SUMMARY, summary)
+    write_curves(directory / "curves.csv", [*main, *equal])
+    return summary
+
+
+def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str, Any]:
+    """Everything that a comparison has to say, for machines and for the tables."""
+    reached = [algo for algo in config.algos if algo in outcome.main]
+    return {
+        "command": rundir.command(),
+        "created": rundir.now(),
+        "environment": rundir.environment(),
+        "interrupted": outcome.interrupted,
+        "config": dataclasses.asdict(config) | {"group_steps": config.steps_of("grpo")},
+        "evaluation": {"completions_per_target": EVALUATION_COMPLETIONS},
+        "equal_rollouts": budget,
+        "algorithms": {algo: algorithm_summary(config, outcome, algo) for algo in reached},
+        "paired_differences": [paired(a, b, outcome) for a, b in pairwise(reached)],
+        "gradient_noise": {algo: noise.as_dict() for algo, noise in outcome.noise.items()},
+        "notes": notes(config, outcome),
+    }
+
+
+def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dict[str, Any]:
+    """One algorithm: score, cost, and score at equal rollouts."""
+    run, result = config.run_config(algo, config.steps_of(algo)), outcome.main[algo]
+    again = outcome.equal.get(algo)
+    return {
+        "title": TITLES[algo],
+        "advantage": FORMULAS[algo],
+        "exceptions": run.exceptions(),
+        "steps": result.steps,
+        "steps_planned": run.steps,
+        "prompts_per_step": run.prompts,
+        "rollouts_per_step": run.rollouts_per_step,
+        "rollouts": result.rollouts,
+        "tokens": float(np.mean(result.tokens)),
+        "wall_seconds": result.wall_seconds,
+        "success": bootstrap_mean(result.success).as_dict(result.success),
+        "success_sum_targets": bootstrap_mean(result.success_sum_targets).as_dict(result.success_sum_targets),
+        "success_by_target": np.mean(result.success_by_target, axis=0).tolist(),
+        "at_equal_rollouts": again
+        and {
+            "steps": again.steps,
+            "rollouts": again.rollouts,
+            "success": bootstrap_mean(again.success).as_dict(again.success),
+        },
+    }
+
+
+def paired(a: str, b: str, outcome: Outcome) -> dict[str, Any]:
+    """Success of b minus that of a, seed by seed: both saw the same prompts."""
+    differences = (np.asarray(outcome.main[b].success) - np.asarray(outcome.main[a].success)).tolist()
+    return {"from": a, "to": b, "difference": bootstrap_mean(differences).as_dict(differences)}
+
+
+def notes(config: CompareConfig, outcome: Outcome) -> list[str]:
+    """What a reader must know before he believes the numbers."""
+    said = []
+    if config.seeds == 1:
+        said.append("One seed has no interval: nothing here tells an algorithm from its luck.")
+    else:
+        n = config.seeds
+        said.append(
+            f"Intervals are 95% percentile bootstraps over {n} seeds. With few seeds they are too narrow: for normal "
+            f"scores and {n} seeds they cover the mean {percentile_coverage(n):.0%} of the time."
+        )
+    if {"rloo", "grpo"} <= outcome.noise.keys():
+        G, ratio = config.group_size, outcome.noise["grpo"].mean_norm / max(outcome.noise["rloo"].mean_norm, 1e-300)
+        said.append(
+            f"Untrained, GRPO's gradient is {ratio:.3f} times as long as RLOO's, on the same completions. In a group "
+            "with one success it divides by a std of 1/sqrt(G), which makes its advantages (G - 1)/sqrt(G) = "
+            f"{ratio_of_single_successes(G):.3f} times RLOO's at G = {G}; in groups with more successes by less. "
+            "The network enters only through its success probabilities."
+        )
+    return said
+
+
+def write_curves(path: Path, jobs: Iterable[Job]) -> None:
+    """All metrics of all runs in one table, a row per run, seed and step."""
+    rows = []
+    for job in jobs:
+        assert job.directory is not None
+        metrics = job.directory / rundir.METRICS
+        if metrics.exists():
+            rows += [{"run": job.name, "algo": job.config.algo, **row} for row in rundir.read_rows(metrics)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)

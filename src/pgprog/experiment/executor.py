@@ -1,0 +1,125 @@
+"""Independent jobs on the machine's cores: one process and one thread each."""
+
+import multiprocessing as mp
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgprog.experiment.config import RunConfig
+
+REPORT_EVERY = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, under a name."""
+
+    name: str
+    config: RunConfig
+    seeds: tuple[int, ...]
+    directory: Path | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job is."""
+
+    name: str
+    step: int
+    success: float
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, on_progress: Callable[[Progress], None]) -> Iterator[tuple[Job, Any]]:
+    """Run the jobs, longest first, and yield each with its Result as it ends.
+
+    Ctrl-C asks the running jobs to stop where they are: they save and are yielded with what they reached, jobs that
+    have not started are dropped, and KeyboardInterrupt is raised at the end. Exceptions of a job are raised here, after
+    the others were stopped.
+    """
+    context = mp.get_context("spawn")
+    stop, reports = context.Event(), context.Queue()
+    shared = (stop, reports, os.getpid())
+    with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=shared) as pool:
+        waiting: dict[Future[Any], Job] = {pool.submit(_run, job): job for job in sorted(jobs, key=_cost, reverse=True)}
+        with _interrupts(stop) as interrupted:
+            try:
+                while waiting:
+                    done, _ = wait(waiting, timeout=REPORT_EVERY, return_when=FIRST_COMPLETED)
+                    for progress in _drain(reports):
+                        on_progress(progress)
+                    if interrupted:
+                        for future in [f for f in waiting if f.cancel()]:
+                            del waiting[future]
+                    for future in done & waiting.keys():
+                        yield waiting.pop(future), future.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _cost(job: Job) -> int:
+    epochs = job.config.ppo_epochs if job.config.algo == "ppo" else 1
+    return job.config.steps * job.config.rollouts_per_step * epochs + job.config.steps * 64
+
+
+@contextmanager
+def _interrupts(stop: Any) -> Iterator[list[int]]:
+    """Turn Ctrl-C into a request to stop, noted in the list; a second one is Python's own again."""
+    seen: list[int] = []
+
+    def note(signum: int, frame: object) -> None:
+        seen.append(signum)
+        stop.set()
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _drain(reports: Any) -> Iterator[Progress]:
+    while True:
+        try:
+            yield reports.get_nowait()
+        except queue.Empty:
+            return
+
+
+_worker: dict[str, Any] = {}
+
+
+def _start_worker(stop: Any, reports: Any, parent: int) -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and says when to stop
+    torch.set_num_threads(1)
+    _worker.update(stop=stop, reports=reports, parent=parent)
+
+
+def _run(job: Job) -> Any:
+    from pgprog.experiment.loop import run
+
+    last = 0.0
+
+    def on_step(step: int, metrics: dict[str, Any]) -> None:
+        nonlocal last
+        if step == job.config.steps or time.monotonic() - last > REPORT_EVERY:
+            last = time.monotonic()
+            _worker["reports"].put(Progress(job.name, step, metrics["success"].mean().item()))
+
+    def should_stop() -> bool:
+        return _worker["stop"].is_set() or os.getppid() != _worker["parent"]
+
+    return run(job.config, job.seeds, job.directory, on_step, should_stop)

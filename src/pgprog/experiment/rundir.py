@@ -1,0 +1,134 @@
+"""The run directory: config, metrics and checkpoint, written so that a kill at any moment leaves them readable."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from pgprog.errors import UsageError
+
+FORMAT = "pgprog-checkpoint-1"
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
+CONFIG = "config.json"
+SUMMARY = "summary.json"
+
+
+def create(directory: Path, overwrite: bool) -> Path:
+    """Make an empty run directory; raise UsageError where one is in the way or it cannot be written."""
+    try:
+        if directory.is_dir() and any(directory.iterdir()):
+            if not overwrite:
+                raise UsageError(
+                    f"--out {directory} exists and is not empty: give another, or --overwrite to replace it"
+                )
+            clear(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--out {directory} cannot be written ({error.strerror}): give a directory that can"
+        ) from error
+    return directory
+
+
+def clear(directory: Path) -> None:
+    """Remove what a run left in a directory, and nothing else: a directory that holds no run is refused."""
+    if not (directory / CONFIG).is_file():
+        raise UsageError(
+            f"--overwrite: {directory} is not empty and holds no run ({CONFIG} is missing): give another --out"
+        )
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+def environment() -> dict[str, str]:
+    """The versions that a result depends on, and the command that made it."""
+    packages = {name: version(name) for name in ("pgprog", "torch", "numpy", "scipy")}
+    return packages | {"python": platform.python_version(), "machine": platform.machine()}
+
+
+def command() -> str:
+    """The command line of this process, as a person would type it."""
+    import shlex
+
+    program = Path(sys.argv[0]).name
+    shown = f"python scripts/{program}" if program.endswith(".py") else program
+    return shlex.join([*shown.split(), *sys.argv[1:]])
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file whole or not at all."""
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: to a neighbour first, then over it."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; raise UsageError where it is missing or broken."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: give the directory of a run") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): it is no file of a run, or is damaged") from error
+
+
+def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append one JSON object per line."""
+    with open(path, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a metrics file."""
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+def save_checkpoint(directory: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors and metadata (strings) to the checkpoint of a run, whole or not at all."""
+    write_bytes(directory / CHECKPOINT, save(tensors, metadata={"format": FORMAT, **metadata}))
+
+
+def load_checkpoint(directory: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and metadata, without unpickling; raise UsageError for a missing, damaged or foreign file."""
+    path = directory / CHECKPOINT
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UsageError(
+                    f"{path} is no checkpoint of this version ({FORMAT}): it says {metadata.get('format')!r}"
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (no mapping)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: give the directory of a run that has saved one") from None
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): it is damaged or no checkpoint") from error

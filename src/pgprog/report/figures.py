@@ -1,0 +1,135 @@
+"""Figures of a comparison, as PNG and SVG."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pgprog.experiment import rundir
+from pgprog.experiment.config import TITLES
+
+COLOURS = {
+    "reinforce": "#7f7f7f",
+    "actor_critic": "#d08c28",
+    "ppo": "#b5473c",
+    "rloo": "#2f7d5b",
+    "grpo": "#2f5f9e",
+}
+SMOOTH = 25  # steps
+
+
+def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
+    """Draw every figure of a comparison into its directory; return the PNG files."""
+    figures: dict[str, Callable[[Path, dict[str, Any]], Figure]] = {
+        "learning_curves": learning_curves,
+        "final_success": final_success,
+        "success_by_target": success_by_target,
+        "gradient_noise": gradient_noise,
+    }
+    paths = []
+    with plt.rc_context(
+        {"svg.hashsalt": "pgprog", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    ):
+        for name, make in figures.items():
+            figure = make(directory, summary)
+            for suffix in (".png", ".svg"):
+                figure.savefig(directory / (name + suffix), dpi=150, bbox_inches="tight")
+            plt.close(figure)
+            paths.append(directory / f"{name}.png")
+    return paths
+
+
+def learning_curves(directory: Path, summary: dict[str, Any]) -> Figure:
+    """Success while training, against steps and against rollouts."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
+    for algo in summary["algorithms"]:
+        rows = rundir.read_rows(directory / "runs" / algo / rundir.METRICS)
+        steps, rollouts, curves = curves_by_seed(rows)
+        for panel, x in zip(panels, (steps, rollouts), strict=True):
+            panel.plot(x, curves.mean(0), color=COLOURS[algo], label=TITLES[algo], lw=1.5)
+            panel.fill_between(x, curves.min(0), curves.max(0), color=COLOURS[algo], alpha=0.15, lw=0)
+    panels[0].set(xlabel="steps", ylabel=f"success of the batch, mean of {SMOOTH} steps", ylim=(0, 1))
+    panels[1].set(xlabel="rollouts")
+    panels[1].axvline(summary["equal_rollouts"], color="black", lw=0.8, ls=":")
+    panels[0].legend(frameon=False, loc="lower right")
+    figure.suptitle(f"Learning curves: mean and range of {summary['config']['seeds']} seeds")
+    return figure
+
+
+def curves_by_seed(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, rollouts, and smoothed success (seeds, steps) from the rows of a run."""
+    seeds = dict.fromkeys(row["seed"] for row in rows)
+    first = [row for row in rows if row["seed"] == rows[0]["seed"]]
+    curves = np.array([[row["success"] for row in rows if row["seed"] == seed] for seed in seeds])
+    width = min(SMOOTH, curves.shape[1])
+    sums = np.cumsum(np.pad(curves, ((0, 0), (1, 0))), axis=1)
+    smooth = (sums[:, width:] - sums[:, :-width]) / width
+    keep = slice(width - 1, None)
+    return np.array([r["step"] for r in first])[keep], np.array([r["rollouts"] for r in first])[keep], smooth
+
+
+def final_success(directory: Path, summary: dict[str, Any]) -> Figure:
+    """Every seed, with mean and interval, beside the score at equal rollouts."""
+    figure, panel = plt.subplots(figsize=(7, 3.6))
+    ticks = []
+    for i, (algo, entry) in enumerate(summary["algorithms"].items()):
+        again = entry["at_equal_rollouts"]
+        _interval(panel, i - 0.15, entry["success"], COLOURS[algo], "o")
+        ticks.append(f"{entry['title']}\n{entry['rollouts']:,} rollouts")
+        if again:
+            _interval(panel, i + 0.15, again["success"], COLOURS[algo], "D")
+    panel.plot([], [], "ko", label="as planned")
+    panel.plot([], [], "kD", mfc="white", label=f"at {summary['equal_rollouts']:,} rollouts")
+    panel.set(ylabel="success over all targets", ylim=(None, 1.02))
+    panel.set_xticks(range(len(ticks)), ticks)
+    panel.legend(frameon=False, loc="lower left")
+    panel.set_title("Final success: every seed, mean and 95% bootstrap interval")
+    return figure
+
+
+def _interval(panel: Axes, x: float, score: dict[str, Any], colour: str, marker: str) -> None:
+    fill = colour if marker == "o" else "white"
+    seeds = score["seeds"]
+    panel.plot([x - 0.06] * len(seeds), seeds, ".", color=colour, alpha=0.5, ms=4)
+    if None not in score["ci95"]:
+        panel.plot([x, x], score["ci95"], color=colour, lw=1.5)
+    panel.plot([x], [score["mean"]], marker, color=colour, mfc=fill, ms=6)
+
+
+def success_by_target(directory: Path, summary: dict[str, Any]) -> Figure:
+    """Which targets are met; extreme ones have few solutions."""
+    figure, panel = plt.subplots(figsize=(7, 3.4))
+    for algo, entry in summary["algorithms"].items():
+        panel.plot(entry["success_by_target"], color=COLOURS[algo], label=entry["title"], lw=1.5)
+    panel.set(xlabel="target", ylabel="success", ylim=(0, 1.02))
+    panel.legend(frameon=False, ncols=3, loc="lower center")
+    panel.set_title("Success by target, mean over seeds")
+    return figure
+
+
+def gradient_noise(directory: Path, summary: dict[str, Any]) -> Figure:
+    """Norms of the gradient over resamples, and the trace of its covariance."""
+    entries = summary["gradient_noise"]
+    titles = [TITLES[algo] for algo in entries]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    for i, (algo, entry) in enumerate(entries.items()):
+        spread = np.linspace(-0.2, 0.2, len(entry["norms"]))
+        left.plot(i + spread, entry["norms"], ".", color=COLOURS[algo], ms=4)
+        left.plot([i - 0.3, i + 0.3], [entry["mean_norm"]] * 2, color=COLOURS[algo], lw=2)
+        right.bar(i, entry["trace_covariance"], color=COLOURS[algo], width=0.6)
+    for panel, label in ((left, "gradient norm, one dot per resample"), (right, "trace of the gradient's covariance")):
+        panel.set_xticks(range(len(titles)), titles)
+        panel.set(ylabel=label, ylim=(0, None))
+    first = next(iter(entries.values()))
+    figure.suptitle(
+        f"Gradient noise at the untrained policy: {first['resamples']} resamples of {first['rollouts']} rollouts"
+    )
+    return figure
