@@ -19,7 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pgprog.errors import UsageError, choose
-from pgprog.experiment.config import GROUP_METHODS, LADDER, TITLES, CompareConfig, RunConfig, Settings, validate
+from pgprog.experiment.config import (
+    GROUP_METHODS,
+    LADDER,
+    TITLES,
+    CompareConfig,
+    RunConfig,
+    Settings,
+    run_config_from_json,
+    validate,
+)
 
 T = TypeVar("T", bound=Settings)
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
@@ -198,7 +207,7 @@ def sample(args: Sample) -> int:
                 f"--run {directory} is a comparison: name a run of it with --algo, one of {', '.join(algos)}"
             )
         directory = directory / "runs" / choose("run", args.algo, algos)
-    config = read_config(rundir.read_json(directory / rundir.CONFIG), directory / rundir.CONFIG)
+    config = run_config_from_json(rundir.read_json(directory / rundir.CONFIG), directory / rundir.CONFIG)
     policy, seeds = load_policy(directory, config)
     seed = seeds[0] if args.seed is None else args.seed
     if seed not in seeds:
@@ -211,17 +220,17 @@ def sample(args: Sample) -> int:
         raise UsageError(f"--noise-seed {args.noise_seed} is out of range: give an integer in [0, 2**63)")
     targets = torch.full((len(seeds), 1), args.target)
     tokens = policy.sample(targets, args.n, ReplicaGenerator([args.noise_seed] * len(seeds), "evaluate"))
-    k = seeds.index(seed)
-    rows: list[dict[str, Any]] = [
-        {
-            "completion": [
-                int(t) for t, kept in zip(row, policy.task.mask(row), strict=True) if kept and t != policy.task.eos
-            ],
-            "sum": int(policy.task.digit_sums(row)),
-            "reward": float(policy.task.reward(targets[k : k + 1, :], row.view(1, 1, -1))),
-            "success": bool(policy.task.digit_sums(row) == args.target),
-        }
-        for row in tokens[k, 0]
+    k, task = seeds.index(seed), policy.task
+    kept = task.mask(tokens) & (tokens != task.eos)
+    rows = [
+        {"completion": row[digits].tolist(), "sum": int(row[digits].sum()), "reward": reward, "success": success}
+        for row, digits, reward, success in zip(
+            tokens[k, 0],
+            kept[k, 0],
+            task.reward(targets, tokens)[k, 0].tolist(),
+            task.success(targets, tokens)[k, 0].tolist(),
+            strict=True,
+        )
     ]
     if args.json:
         print(json.dumps({"run": str(directory), "seed": seed, "target": args.target, "completions": rows}))
@@ -239,17 +248,6 @@ def sample(args: Sample) -> int:
 def part(args: Any, kind: type[T]) -> T:
     """The configuration that is part of a command's arguments."""
     return kind(**{name: getattr(args, name) for name in kind.__dataclass_fields__})
-
-
-def read_config(content: Any, path: Path) -> RunConfig:
-    """The configuration of a saved run; raises UsageError where it is none."""
-    names = RunConfig.__dataclass_fields__
-    if not isinstance(content, dict) or not names.keys() <= content.keys():
-        raise UsageError(f"{path} is no run of this version: it lacks fields of a run's configuration")
-    try:
-        return validate(RunConfig(**{name: content[name] for name in names}))
-    except TypeError as error:
-        raise UsageError(f"{path} is no run's configuration ({error})") from error
 
 
 def cores() -> int:

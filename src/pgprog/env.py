@@ -154,7 +154,7 @@ class DigitSum:
         rewards = (last & (sums == goal)).to(dtype)
         if self.reward_form == "halfway":
             past = (2 * sums > goal) & mask
-            rewards = rewards + HALFWAY_REWARD * (past & (past.cumsum(-1) == 1))
+            rewards = rewards + HALFWAY_REWARD * (past & (past.cumsum(-1) == 1)).to(dtype)
         return rewards
 
 

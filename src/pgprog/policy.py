@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from pgprog.env import DigitSum
 from pgprog.noise import ReplicaGenerator
 
-PROMPT_WIDTH = 2.0  # of the radial basis functions, in units of the target
+PROMPT_WIDTH = 3.0  # of the radial basis functions, in units of the target
+PROMPT_FAN_IN = 2  # a target excites features with sum of squares 3 sqrt(pi): this makes their map's variance about 1
+UPDATE_GATE_BIAS = 1.0  # a GRU that starts by keeping its state carries the target to the last token
 
 
 class Rollout(NamedTuple):
@@ -80,6 +82,8 @@ class Policy(nn.Module):
         self.input_gates = uniform_parameter(generator, V + 1, 3 * H, dtype=dtype, fan_in=H)
         self.recurrent_weight = uniform_parameter(generator, H, 3 * H, dtype=dtype, fan_in=H)
         self.recurrent_bias = uniform_parameter(generator, 1, 3 * H, dtype=dtype, fan_in=H)
+        with torch.no_grad():
+            self.recurrent_bias[..., H : 2 * H] += UPDATE_GATE_BIAS
         self.head_weight = uniform_parameter(generator, H, V, dtype=dtype, fan_in=H)
         self.head_bias = uniform_parameter(generator, 1, V, dtype=dtype, fan_in=H)
 
@@ -170,17 +174,15 @@ class Critic(nn.Module):
             generator, task.max_target + 1, hidden, dtype=dtype, fan_in=PROMPT_FAN_IN
         )
         self.hidden_bias = uniform_parameter(generator, 1, hidden, dtype=dtype, fan_in=hidden)
-        self.value_weight = uniform_parameter(generator, hidden, 1, dtype=dtype, fan_in=hidden)
-        self.value_bias = uniform_parameter(generator, 1, 1, dtype=dtype, fan_in=hidden)
+        self.value_weight = uniform_parameter(generator, 1, hidden, dtype=dtype, fan_in=hidden)
+        self.value_bias = uniform_parameter(generator, 1, dtype=dtype, fan_in=hidden)
 
     def forward(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P"]:
         """Return V(prompt), with gradient to the critic."""
         features = self.get_buffer("prompt_features")[targets]
         hidden = torch.tanh(torch.baddbmm(self.hidden_bias, features, self.hidden_weight))
-        return torch.baddbmm(self.value_bias, hidden, self.value_weight).squeeze(-1)
-
-
-PROMPT_FAN_IN = 4  # a target excites about 2 width sqrt(pi) / 2 features, whatever their number
+        # A sum, for a product with one column takes another kernel where K = 1, which rounds differently.
+        return (hidden * self.value_weight).sum(-1) + self.value_bias
 
 
 def radial_basis(max_target: int, dtype: torch.dtype) -> Float[Tensor, "targets features"]:

@@ -78,7 +78,7 @@ def update(
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Float[Tensor, "K"]:
     """Scale each replica's gradient down to ``max_norm``, in place; return the norms (K,) from before."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.stack([g.flatten(1).square().sum(-1) for g in grads]).sum(0).sqrt()
+    norm = torch.stack([g.flatten(1).square().sum(-1) for g in grads], dim=-1).sum(-1).sqrt()
     if max_norm != float("inf"):
         scale = (max_norm / norm.clamp(min=max_norm)).view(-1, 1, 1)
         for g in grads:

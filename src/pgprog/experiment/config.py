@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pgprog.errors import UsageError, choose
 
@@ -35,17 +36,21 @@ class Settings:
     """Completions of each prompt, for rloo and grpo."""
     hidden: int = 64
     """Hidden units of the policy, and of the critic."""
-    lr: float = 3e-3
+    lr: float = 6e-3
     """Learning rate of Adam, decayed linearly to 0; ppo divides it by its epochs."""
+    group_lr_factor: float = 1.5
+    """rloo and grpo multiply --lr by it: their batches are larger and fewer."""
     critic_lr: float = 1e-2
     """Learning rate of the critic, decayed likewise."""
-    entropy_coef: float = 0.01
+    entropy_coef: float = 0.02
     """Weight of the entropy bonus, annealed linearly to 0. Lesson: 0 takes the cure away."""
     max_grad_norm: float = 1.0
     """Each replica's gradient is scaled down to this norm."""
 
     ppo_epochs: int = 4
     """Gradient steps of ppo on each batch."""
+    ppo_entropy_factor: float = 2.5
+    """ppo multiplies --entropy-coef by it: its advantages are z-scored, so several times larger."""
     clip: float = 0.2
     """ppo keeps its ratio within 1 - clip and 1 + clip."""
     raw_advantages: bool = False
@@ -86,14 +91,31 @@ class RunConfig(Settings, Which):
 
     @property
     def policy_lr(self) -> float:
-        divided = self.algo == "ppo" and not self.undivided_lr
-        return self.lr / self.ppo_epochs if divided else self.lr
+        """The learning rate that this algorithm starts with."""
+        if self.algo in GROUP_METHODS:
+            return self.lr * self.group_lr_factor
+        return self.lr / self.ppo_epochs if self.algo == "ppo" and not self.undivided_lr else self.lr
+
+    @property
+    def policy_entropy_coef(self) -> float:
+        """The entropy coefficient that this algorithm starts with."""
+        return self.entropy_coef * self.ppo_entropy_factor if self.algo == "ppo" else self.entropy_coef
 
     def exceptions(self) -> list[str]:
         """Where this run departs from the shared settings, each with its reason."""
         said = []
         if self.algo == "ppo" and not self.undivided_lr:
             said.append(f"lr {self.lr:g} / {self.ppo_epochs} epochs = {self.policy_lr:g}: k epochs move k steps")
+        if self.algo == "ppo" and self.policy_entropy_coef != self.entropy_coef:
+            said.append(
+                f"entropy coefficient {self.entropy_coef:g} x {self.ppo_entropy_factor:g} = "
+                f"{self.policy_entropy_coef:g}: z-scored advantages are several times larger"
+            )
+        if self.algo in GROUP_METHODS and self.group_lr_factor != 1:
+            said.append(
+                f"lr {self.lr:g} x {self.group_lr_factor:g} = {self.policy_lr:g}: "
+                f"{self.group_size} times the rollouts in a batch, and fewer batches"
+            )
         return said
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,11 +161,14 @@ def validate(config: RunConfig) -> RunConfig:
     for name, least in at_least.items():
         if (value := getattr(config, name)) < least:
             raise UsageError(f"{_flag(name)} {value} is too small: give {least} or more")
-    for name in ("lr", "critic_lr", "max_grad_norm"):
-        if not (value := getattr(config, name)) > 0 or (math.isinf(value) and name != "max_grad_norm"):
-            raise UsageError(f"{_flag(name)} {value:g} is no step size or norm: give a positive number")
+    for name in ("lr", "critic_lr", "group_lr_factor", "max_grad_norm"):
+        most = math.inf if name == "max_grad_norm" else 1e6
+        if not 0 < (value := getattr(config, name)) <= most:
+            raise UsageError(f"{_flag(name)} {value:g} is out of range: give a positive number, at most {most:g}")
     if not 0 <= config.entropy_coef < math.inf:
         raise UsageError(f"--entropy-coef {config.entropy_coef:g} is out of range: give 0 (no bonus) or more")
+    if not 0 <= config.ppo_entropy_factor < math.inf:
+        raise UsageError(f"--ppo-entropy-factor {config.ppo_entropy_factor:g} is out of range: give 0 or more")
     if not 0 < config.clip < 1:
         raise UsageError(f"--clip {config.clip:g} is out of range: the ratio is kept near 1, give 0 < clip < 1")
     if config.algo in GROUP_METHODS and config.group_size < 2:
@@ -162,6 +187,26 @@ def validate(config: RunConfig) -> RunConfig:
             "give less of either"
         )
     return config
+
+
+def run_config_from_json(content: Any, path: Path) -> RunConfig:
+    """The configuration of a saved run, every field checked; raises UsageError, naming the file, where it is none."""
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is no run's configuration: an object was expected, not {type(content).__name__}")
+    values = {}
+    for name, kind in get_type_hints(RunConfig).items():
+        if name not in content:
+            raise UsageError(f"{path} is no run of this version: {name} is missing")
+        value = content[name]
+        if get_origin(kind) is Literal:
+            fits = value in get_args(kind)
+        else:
+            fits = isinstance(value, (int, float) if kind is float else kind)
+            fits = fits and isinstance(value, bool) == (kind is bool)
+        if not fits:
+            raise UsageError(f"{path}: {name} is {value!r}, which is no {kind}")
+        values[name] = value
+    return validate(RunConfig(**values))
 
 
 MAX_TARGET = 5_000  # a target has a feature per other target: their table would be the first to outgrow memory

@@ -22,7 +22,6 @@ from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy
 
 EVALUATION_COMPLETIONS = 256
-FLUSH_EVERY = 50
 
 OnStep = Callable[[int, Metrics], None]
 """Called after each step with the number of steps done and the metrics of the last, each (K,)."""
@@ -78,7 +77,7 @@ def make_learner(config: RunConfig, seeds: Sequence[int]) -> Learner:
     if config.algo in CRITIC_METHODS:
         critic = Critic(task, ReplicaGenerator(seeds, "critic"), config.hidden, dtype)
         groups.append({"params": list(critic.parameters()), "lr": config.critic_lr})
-    return Learner(policy, critic, Adam(groups, fused=True))
+    return Learner(policy, critic, Adam(groups))
 
 
 def step_options(config: RunConfig, critic: Critic | None) -> dict[str, Any]:
@@ -118,33 +117,26 @@ def run(
     """
     learner = make_learner(config, seeds)
     options = step_options(config, learner.critic)
-    train_step = TRAIN_STEPS[config.algo]
-    rates = [group["lr"] for group in learner.optimizer.param_groups]
     generator = ReplicaGenerator(seeds, "train")
-    rows: list[dict[str, Any]] = []
+    rates = [group["lr"] for group in learner.optimizer.param_groups]
     tokens = torch.zeros(len(seeds), dtype=torch.long)
     started, done = time.perf_counter(), 0
-    for step in range(config.steps):
-        if should_stop():
-            break
-        left = 1 - step / config.steps
-        for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * left
-        generator.seek(step)
-        metrics = train_step(
-            learner.policy, learner.optimizer, generator, entropy_coef=config.entropy_coef * left, **options
-        )
-        done = step + 1
-        tokens += (metrics["length"] * config.rollouts_per_step).round().long()
-        rows += metric_rows(done, seeds, config, metrics)
-        refuse_divergence(done, seeds, metrics)
-        if directory is not None and (done % FLUSH_EVERY == 0 or done == config.steps):
-            rundir.append_rows(directory / rundir.METRICS, rows)
-            rows.clear()
-        on_step(done, metrics)
+    with rundir.RowWriter(None if directory is None else directory / rundir.METRICS) as log:
+        while done < config.steps and not should_stop():
+            generator.seek(done)
+            left = 1 - done / config.steps
+            for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * left
+            metrics = TRAIN_STEPS[config.algo](
+                learner.policy, learner.optimizer, generator, entropy_coef=config.policy_entropy_coef * left, **options
+            )
+            done += 1
+            tokens += (metrics["length"] * config.rollouts_per_step).round().long()
+            log.add(metric_rows(done, seeds, config, metrics))
+            refuse_divergence(done, seeds, metrics)
+            on_step(done, metrics)
     wall = time.perf_counter() - started
     if directory is not None:
-        rundir.append_rows(directory / rundir.METRICS, rows)
         save_learner(directory, learner, seeds, done)
     by_target = evaluate(learner.policy, seeds)
     return Result(

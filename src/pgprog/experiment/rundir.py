@@ -5,7 +5,6 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +21,7 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
 SUMMARY = "summary.json"
+ROWS_AT_ONCE = 250
 
 
 def create(directory: Path, overwrite: bool) -> Path:
@@ -100,10 +100,33 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read ({error}): it is no file of a run, or is damaged") from error
 
 
-def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append one JSON object per line."""
-    with open(path, "a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+class RowWriter:
+    """Appends JSON objects to a file, one per line, some at a time; leaving the context writes the rest.
+
+    With ``path`` None nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        if self._path is not None:
+            self._rows += rows
+            if len(self._rows) >= ROWS_AT_ONCE:
+                self.flush()
+
+    def flush(self) -> None:
+        if self._path is not None and self._rows:
+            with open(self._path, "a") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in self._rows))
+            self._rows.clear()
+
+    def __enter__(self) -> "RowWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.flush()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

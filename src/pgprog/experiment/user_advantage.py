@@ -40,16 +40,20 @@ def load_advantage(spec: str) -> Callable[[Rollout], Tensor]:
     if not callable(function):
         names = ", ".join(n for n, value in vars(module).items() if inspect.isfunction(value)) or "none"
         raise UsageError(f"--advantage {spec!r}: {path} has no function {function_name!r}, but: {names}")
-    required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    wanted = sum(p.default is p.empty for p in inspect.signature(function).parameters.values())
+    if wanted not in (1, 2):
+        raise UsageError(
+            f"{spec} takes {wanted} arguments: rewards (P, G), or rewards and values (P,), are what it can get"
+        )
 
     def advantage(batch: Rollout) -> Tensor:
-        if len(required) > 1 and batch.values is None:
+        if wanted == 2 and batch.values is None:
             raise UsageError(
                 f"{spec}: the function wants values, and this algorithm has no critic: take one argument, rewards"
             )
         results = []
         for k, rewards in enumerate(batch.rewards):
-            arguments = (rewards,) if len(required) < 2 or batch.values is None else (rewards, batch.values[k])
+            arguments = (rewards, batch.values[k]) if wanted == 2 and batch.values is not None else (rewards,)
             try:
                 result = function(*arguments)
             except Exception as error:

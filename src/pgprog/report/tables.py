@@ -11,7 +11,7 @@ from pgprog.experiment.config import TITLES
 
 def print_comparison(console: Console, summary: dict[str, Any]) -> None:
     """Print score, cost, differences, gradient noise and notes."""
-    for table in (scores(summary), costs(summary), differences(summary), noise(summary)):
+    for table in (scores(summary), seeds(summary), equal(summary), differences(summary), noise(summary)):
         console.print(table)
     for algo, entry in summary["algorithms"].items():
         for exception in entry["exceptions"]:
@@ -36,36 +36,42 @@ def interval(score: dict[str, Any]) -> str:
 
 
 def scores(summary: dict[str, Any]) -> Table:
-    """Final success."""
-    table = _table("Success after training", "algorithm", "success [95% CI]", "every seed", "on sums of digits")
+    """Final success, and what it cost."""
+    title = (
+        f"Success after training, and its cost (rollouts and tokens of a seed; seconds of {summary['config']['seeds']})"
+    )
+    table = _table(title, "algorithm", "success [95% CI]", "steps", "rollouts", "tokens", "wall s")
     for entry in summary["algorithms"].values():
-        seeds = " ".join(f"{value:.3f}".removeprefix("0") for value in entry["success"]["seeds"])
-        table.add_row(entry["title"], interval(entry["success"]), seeds, f"{entry['success_sum_targets']['mean']:.3f}")
+        steps = f"{entry['steps']}" + (
+            "" if entry["steps"] == entry["steps_planned"] else f" of {entry['steps_planned']}"
+        )
+        table.add_row(
+            entry["title"],
+            interval(entry["success"]),
+            steps,
+            f"{entry['rollouts']:,}",
+            f"{entry['tokens']:,.0f}",
+            f"{entry['wall_seconds']:.0f}",
+        )
     return table
 
 
-def costs(summary: dict[str, Any]) -> Table:
-    """What each algorithm spent, and its score where all spend the same."""
-    equal = f"success at {summary['equal_rollouts']:,} rollouts"
-    table = _table(
-        "Cost per seed, and success at equal rollouts",
-        "algorithm",
-        "steps",
-        "rollouts",
-        "tokens",
-        "wall s, all seeds",
-        equal,
-    )
+def seeds(summary: dict[str, Any]) -> Table:
+    """Every seed, and the mean with targets weighted as sums of random digits."""
+    table = _table("Every seed, and the mean over targets drawn as sums of digits", "algorithm", "seeds", "sum-drawn")
     for entry in summary["algorithms"].values():
-        again = entry["at_equal_rollouts"]
-        table.add_row(
-            entry["title"],
-            f"{entry['steps']}" + ("" if entry["steps"] == entry["steps_planned"] else f" of {entry['steps_planned']}"),
-            f"{entry['rollouts']:,}",
-            f"{entry['tokens']:,.0f}",
-            f"{entry['wall_seconds']:.1f}",
-            interval(again["success"]) if again else "-",
-        )
+        scores = " ".join(f"{value:.3f}".removeprefix("0") for value in entry["success"]["seeds"])
+        table.add_row(entry["title"], scores, f"{entry['success_sum_targets']['mean']:.3f}")
+    return table
+
+
+def equal(summary: dict[str, Any]) -> Table:
+    """The score where all spend the same."""
+    title = f"Success at equal rollouts ({summary['equal_rollouts']:,} a seed, annealing ends there)"
+    table = _table(title, "algorithm", "success [95% CI]", "steps", "rollouts")
+    for entry in summary["algorithms"].values():
+        if again := entry["at_equal_rollouts"]:
+            table.add_row(entry["title"], interval(again["success"]), f"{again['steps']}", f"{again['rollouts']:,}")
     return table
 
 
@@ -84,8 +90,8 @@ def noise(summary: dict[str, Any]) -> Table:
     """Gradient noise at the untrained policy."""
     entries = summary["gradient_noise"]
     first = next(iter(entries.values()))
-    title = f"Gradient at the untrained policy, {first['resamples']} resamples, no entropy term"
-    table = _table(title, "algorithm", "rollouts", "mean |g|", "Var |g|", "mean |g|^2", "tr Cov(g)", "no gradient")
+    title = f"Gradient at the untrained policy: means of {first['resamples']} resamples, no entropy term"
+    table = _table(title, "algorithm", "rollouts", "|g|", "Var |g|", "|g|^2", "tr Cov", "zero")
     for algo, entry in entries.items():
         table.add_row(
             TITLES[algo],

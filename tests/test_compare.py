@@ -1,0 +1,156 @@
+"""The comparison: plan, gradient noise, summary, figures, and Ctrl-C."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from test_run import wait_for
+from torch.optim import SGD
+
+from pgprog.algorithms import TRAIN_STEPS
+from pgprog.cli import main
+from pgprog.experiment import rundir
+from pgprog.experiment.compare import EQUAL, plan
+from pgprog.experiment.config import LADDER, CompareConfig, RunConfig
+from pgprog.experiment.gradients import gradient_noise, gradients, ratio_of_single_successes
+from pgprog.experiment.loop import make_learner, step_options
+from pgprog.noise import ReplicaGenerator
+
+SMALL = {"seq_len": 2, "digits": 3, "hidden": 8, "dtype": "float64"}
+
+
+def test_the_default_plan_gives_all_the_same_prompts_and_repeats_group_methods_at_equal_rollouts():
+    main_jobs, equal_jobs, budget = plan(CompareConfig(), None)
+    assert {job.name: (job.config.prompts, job.config.rollouts_per_step, job.config.steps) for job in main_jobs} == {
+        "reinforce": (64, 64, 1500),
+        "actor_critic": (64, 64, 1500),
+        "ppo": (64, 64, 1500),
+        "rloo": (64, 512, 400),
+        "grpo": (64, 512, 400),
+    }
+    assert budget == 64 * 1500
+    # 96,000 / 512 = 187.5: the run's annealing ends at the budget, rounded down to whole steps.
+    assert {job.name: job.config.steps for job in equal_jobs} == {"rloo" + EQUAL: 187, "grpo" + EQUAL: 187}
+    assert all(job.seeds == (0, 1, 2, 3, 4) for job in (*main_jobs, *equal_jobs))
+
+
+def test_a_larger_budget_repeats_the_methods_that_had_less():
+    _, equal_jobs, budget = plan(CompareConfig(equal_rollouts=204_800), None)
+    assert budget == 204_800
+    assert {job.config.algo: job.config.steps for job in equal_jobs} == dict.fromkeys(("reinforce", "actor_critic", "ppo"), 3200)
+
+
+@pytest.mark.parametrize("algo", LADDER)
+def test_gradient_noise_equals_one_policy_at_a_time(algo):
+    config, resamples = RunConfig(algo=algo, group_size=4, **SMALL), 6
+    got = gradients(config, resamples, 16, policy_seed=2)
+    expected = []
+    for resample in range(resamples):
+        learner = make_learner(config, [2])
+        options = step_options(config, learner.critic) | {"prompts": 4 if algo in ("rloo", "grpo") else 16}
+        options |= {"entropy_coef": 0.0, "max_grad_norm": math.inf} | ({"epochs": 1} if algo == "ppo" else {})
+        parameters = [*learner.policy.parameters(), *(learner.critic.parameters() if learner.critic else ())]
+        TRAIN_STEPS[algo](learner.policy, SGD(parameters, lr=0.0), ReplicaGenerator([resample], "resample"), **options)
+        expected.append(-torch.cat([p.grad.flatten() for p in learner.policy.parameters()]))
+    torch.testing.assert_close(got, torch.stack(expected), rtol=1e-11, atol=1e-15)
+
+    noise = gradient_noise(config, resamples, 16, policy_seed=2)
+    rows = [[float(x) for x in row] for row in expected]
+    norms = [math.sqrt(sum(x * x for x in row)) for row in rows]
+    mean = sum(norms) / resamples
+    means = [sum(column) / resamples for column in zip(*rows, strict=True)]
+    trace = sum((x - m) ** 2 for row in rows for x, m in zip(row, means, strict=True)) / (resamples - 1)
+    assert noise.mean_norm == pytest.approx(mean, rel=1e-11)
+    assert noise.var_norm == pytest.approx(sum((n - mean) ** 2 for n in norms) / (resamples - 1), rel=1e-9)
+    assert noise.mean_squared_norm == pytest.approx(sum(n * n for n in norms) / resamples, rel=1e-11)
+    assert noise.trace_covariance == pytest.approx(trace, rel=1e-11)
+    assert noise.no_gradient == sum(n == 0 for n in norms) / resamples
+    assert noise.rollouts == 16
+
+
+def test_grpo_is_rloo_times_g_minus_one_over_root_g_where_no_group_has_two_successes():
+    # One group per resample; with three digits and length 4 a success is rare, and most groups have none or one.
+    config = RunConfig(algo="rloo", group_size=8, **SMALL | {"seq_len": 4, "digits": 6})
+    rloo = gradients(config, 60, 8, policy_seed=0)
+    grpo = gradients(replace(config, algo="grpo"), 60, 8, policy_seed=0)
+    policy = make_learner(config, [0] * 60).policy
+    generator = ReplicaGenerator(range(60), "resample")
+    targets = policy.task.sample_targets(generator, 1)
+    successes = policy.task.success(targets, policy.sample(targets, 8, generator)).sum((1, 2))
+    single = successes == 1
+    assert single.sum() >= 10
+    # eps = 1e-6 is added to a std of 1 / sqrt(8).
+    expected = ratio_of_single_successes(8) / (1 + 1e-6 * math.sqrt(8))
+    torch.testing.assert_close(grpo[single], rloo[single] * expected, rtol=1e-10, atol=1e-14)
+    assert (rloo[successes == 0] == 0).all()
+
+
+def test_compare_writes_everything_that_it_says(tmp_path, capsys):
+    out = tmp_path / "compare"
+    flags = ["--seeds", "2", "--steps", "15", "--seq-len", "2", "--digits", "3", "--hidden", "8", "--workers", "2"]
+    assert main(["compare", *flags, "--prompts", "8", "--group-size", "4", "--out", str(out), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == json.loads((out / rundir.SUMMARY).read_text())
+    assert list(summary["algorithms"]) == list(LADDER)
+    assert summary["config"]["group_steps"] == 4
+    assert summary["equal_rollouts"] == 15 * 8
+    for algo, entry in summary["algorithms"].items():
+        assert entry["rollouts"] == entry["steps"] * entry["rollouts_per_step"]
+        assert entry["tokens"] == 2 * entry["rollouts"]
+        assert len(entry["success"]["seeds"]) == 2
+        assert entry["success"]["mean"] == pytest.approx(sum(entry["success"]["seeds"]) / 2, rel=1e-12)
+        assert entry["success"]["mean"] == pytest.approx(sum(entry["success_by_target"]) / 5, rel=1e-12)
+        assert entry["at_equal_rollouts"]["rollouts"] <= 120
+        assert entry["at_equal_rollouts"]["rollouts"] + entry["rollouts_per_step"] > 120
+        assert (out / "runs" / algo / rundir.CHECKPOINT).exists()
+    pairs = [(entry["from"], entry["to"]) for entry in summary["paired_differences"]]
+    assert pairs == list(zip(LADDER, LADDER[1:], strict=False))
+    first, second = (summary["algorithms"][a]["success"]["seeds"] for a in LADDER[:2])
+    expected = [b - a for a, b in zip(first, second, strict=True)]
+    assert summary["paired_differences"][0]["difference"]["seeds"] == pytest.approx(expected, abs=1e-15)
+    for name in ("learning_curves", "final_success", "success_by_target", "gradient_noise"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (out / f"{name}.svg").read_text()
+    with open(out / "curves.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * (3 * 15 + 2 * 4 + 2 * 3)
+    # A run of a comparison can be looked at, and must be named.
+    assert main(["sample", "--run", str(out), "--target", "3", "--n", "2", "--json"]) == 2
+    assert "name a run of it with --algo, one of actor_critic, grpo" in capsys.readouterr().err
+    assert main(["sample", "--run", str(out), "--algo", "ppo", "--seed", "1", "--target", "3", "--n", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 1
+
+
+def test_seeds_beside_each_other_equal_a_run_alone(tmp_path, capsys):
+    # In float32 at the default sizes, bit for bit; see docs on what it rests on.
+    out = tmp_path / "compare"
+    assert main(["compare", "--algos", "actor_critic", "--seeds", "3", "--steps", "5", "--out", str(out), "--json"]) == 0
+    alone = tmp_path / "alone"
+    assert main(["train", "--algo", "actor_critic", "--seed", "2", "--steps", "5", "--out", str(alone), "--json"]) == 0
+    together = [row for row in rundir.read_rows(out / "runs" / "actor_critic" / rundir.METRICS) if row["seed"] == 2]
+    assert together == rundir.read_rows(alone / rundir.METRICS)
+
+
+def test_ctrl_c_ends_compare_with_what_was_reached(tmp_path):
+    out = tmp_path / "compare"
+    command = [sys.executable, "-m", "pgprog.cli", "compare", "--seeds", "2", "--steps", "100000", "--group-steps", "8"]
+    command += ["--algos", "grpo", "reinforce", "ppo", "--prompts", "4", "--workers", "2", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        metrics = [out / "runs" / algo / rundir.METRICS for algo in ("reinforce", "ppo")]
+        wait_for(lambda: all(path.exists() for path in metrics), process)
+        process.send_signal(2)
+        printed, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    summary = json.loads((out / rundir.SUMMARY).read_text())
+    assert summary["interrupted"] is True
+    assert "Interrupted" in printed
+    for algo in ("reinforce", "ppo"):
+        entry = summary["algorithms"][algo]
+        assert 0 < entry["steps"] < entry["steps_planned"] == 100_000
+        assert len(rundir.read_rows(out / "runs" / algo / rundir.METRICS)) == 2 * entry["steps"]

@@ -1,0 +1,330 @@
+"""Runs: what is written, what is read back, and what is refused."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pgprog.algorithms import TRAIN_STEPS
+from pgprog.cli import main
+from pgprog.errors import UsageError
+from pgprog.experiment import rundir
+from pgprog.experiment.config import CRITIC_METHODS, GROUP_METHODS, LADDER, RunConfig
+from pgprog.experiment.loop import evaluate, make_learner, make_task, run, step_options, sum_target_weights
+from pgprog.noise import ReplicaGenerator
+
+SMALL = ["--seq-len", "2", "--digits", "3", "--prompts", "4", "--hidden", "8"]
+
+
+def small(**changes):
+    return RunConfig(
+        **({"seq_len": 2, "digits": 3, "prompts": 4, "hidden": 8, "steps": 6, "dtype": "float64"} | changes)
+    )
+
+
+def rows_of(directory: Path):
+    return rundir.read_rows(directory / rundir.METRICS)
+
+
+def test_the_ladder_is_the_same_everywhere():
+    assert tuple(TRAIN_STEPS) == LADDER
+    assert set(GROUP_METHODS) | set(CRITIC_METHODS) < set(LADDER)
+
+
+@pytest.mark.parametrize("algo", LADDER)
+def test_every_step_logs_every_metric_for_every_seed(algo, tmp_path):
+    run(small(algo=algo), [0, 7], tmp_path)
+    rows = rows_of(tmp_path)
+    assert [(row["step"], row["seed"]) for row in rows] == [(step, seed) for step in range(1, 7) for seed in (0, 7)]
+    wanted = {"success", "loss", "grad_norm", "entropy", "advantage_mean", "advantage_std", "frac_zero_advantage"}
+    if algo in GROUP_METHODS:
+        wanted |= {"frac_reward_zero_std", "frac_all_wrong", "frac_all_right"}
+    if algo == "ppo":
+        wanted |= {"clip_frac", "ratio_min", "ratio_max"}
+    if algo in CRITIC_METHODS:
+        wanted |= {"value_loss"}
+    assert wanted <= rows[0].keys()
+    if algo not in GROUP_METHODS:
+        assert "frac_reward_zero_std" not in rows[0]
+    assert rows[-1]["rollouts"] == 6 * 4 * (8 if algo in GROUP_METHODS else 1)
+
+
+def test_a_run_is_the_sum_of_its_train_steps(tmp_path):
+    config, seeds = small(algo="reinforce", steps=3), [5]
+    run(config, seeds, tmp_path)
+    learner = make_learner(config, seeds)
+    generator = ReplicaGenerator(seeds)
+    for step in range(3):
+        generator.seek(step)
+        left = 1 - step / 3
+        learner.optimizer.param_groups[0]["lr"] = config.policy_lr * left
+        TRAIN_STEPS["reinforce"](
+            learner.policy,
+            learner.optimizer,
+            generator,
+            entropy_coef=config.entropy_coef * left,
+            **step_options(config, None),
+        )
+    saved = load_file(tmp_path / rundir.CHECKPOINT)
+    for name, parameter in learner.policy.named_parameters():
+        assert torch.equal(saved[f"policy.{name}"], parameter.detach()), name
+
+
+def test_ppo_divides_its_learning_rate_by_its_epochs_unless_told_not_to():
+    rate = {
+        flag: make_learner(small(algo="ppo", undivided_lr=flag), [0]).optimizer.param_groups[0]["lr"]
+        for flag in (False, True)
+    }
+    assert rate[0] * 4 == rate[1] == small().lr
+    assert small(algo="ppo").exceptions()
+    assert not small(algo="reinforce").exceptions()
+
+
+def test_the_lessons_flags_reach_the_train_step():
+    critic = make_learner(small(algo="ppo"), [0]).critic
+    cured = step_options(small(algo="ppo"), critic)
+    assert "advantage" not in cured
+    assert cured["ratio_level"] == "token"
+    taken = step_options(small(algo="ppo", raw_advantages=True, ratio_level="sequence"), critic)
+    assert taken["advantage"].__name__ == "raw_advantage"
+    assert taken["ratio_level"] == "sequence"
+
+
+def test_sum_target_weights_are_the_distribution_of_a_sum_of_digits():
+    # Three digits of {0, 1}: binomial.
+    weights = sum_target_weights(make_task(small(seq_len=3, digits=2)))
+    torch.testing.assert_close(weights, torch.tensor([1, 3, 3, 1], dtype=torch.float64) / 8, rtol=1e-15, atol=0)
+
+
+def test_evaluation_depends_on_the_seed_alone_and_covers_every_target():
+    config = small()
+    together = evaluate(make_learner(config, [0, 3, 9]).policy, [0, 3, 9])
+    alone = evaluate(make_learner(config, [3]).policy, [3])
+    assert together.shape == (3, 5)
+    assert torch.equal(together[1], alone[0])
+
+
+def test_a_stopped_run_is_saved_where_it_stopped(tmp_path):
+    done = []
+    result = run(small(steps=50), [0], tmp_path, lambda step, metrics: done.append(step), lambda: len(done) == 7)
+    assert result.steps == 7
+    assert len(rows_of(tmp_path)) == 7
+    assert rundir.load_checkpoint(tmp_path)[1]["step"] == "7"
+
+
+def test_a_run_that_diverges_names_step_and_seed(tmp_path, monkeypatch):
+    step_of = TRAIN_STEPS["reinforce"]
+    calls = []
+
+    def poisoned(policy, *arguments, **options):
+        calls.append(None)
+        if len(calls) == 4:
+            with torch.no_grad():
+                policy.head_bias[1] = float("nan")
+        return step_of(policy, *arguments, **options)
+
+    monkeypatch.setitem(TRAIN_STEPS, "reinforce", poisoned)
+    with pytest.raises(UsageError, match=r"not finite at step 4, seed 9: .* lower --lr"):
+        run(small(algo="reinforce", steps=50), [4, 9], tmp_path)
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 1, 2, 2, 3, 3, 4, 4], "what came before is kept"
+
+
+def test_train_then_sample(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", "--algo", "grpo", "--steps", "3", *SMALL, "--out", str(out), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["result"]["steps"] == 3
+    assert main(["sample", "--run", str(out), "--target", "3", "--n", "5", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown["completions"]) == 5
+    for row in shown["completions"]:
+        assert len(row["completion"]) == 2
+        assert row["sum"] == sum(row["completion"])
+        assert row["success"] == (row["sum"] == 3) == (row["reward"] == 1.0)
+    assert main(["sample", "--run", str(out), "--target", "3", "--n", "2"]) == 0
+    assert "completion" in capsys.readouterr().out
+
+
+def test_sample_shows_an_empty_completion_of_a_variable_length_run(tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["train", "--steps", "1", *SMALL, "--variable-length", "--prompt-form", "tokens", "--out", str(out)]
+    assert main([*arguments, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["sample", "--run", str(out), "--target", "0", "--n", "64", "--json"]) == 0
+    completions = [row["completion"] for row in json.loads(capsys.readouterr().out)["completions"]]
+    assert {len(completion) for completion in completions} == {0, 1, 2}
+    assert all(digit in (0, 1, 2) for completion in completions for digit in completion)
+
+
+BAD = {
+    "unknown algorithm": (["train", "--algo", "ppoo"], r"unknown algorithm 'ppoo': did you mean 'ppo'\?"),
+    "group of one": (["train", "--algo", "grpo", "--group-size", "1"], r"--group-size 1 with grpo"),
+    "length 0": (["train", "--seq-len", "0"], r"--seq-len 0 is too small: give 1"),
+    "one digit": (["train", "--digits", "1"], r"--digits 1 is too small: give 2"),
+    "negative steps": (["train", "--steps", "-3"], r"--steps -3 is too small"),
+    "negative group steps": (["train", "--group-steps", "-3"], r"--steps -3 is too small"),
+    "batch of one": (["train", "--algo", "reinforce", "--prompts", "1"], r"--prompts 1 with reinforce"),
+    "lr 0": (["train", "--lr", "0"], r"--lr 0 is out of range"),
+    "lr nan": (["train", "--lr", "nan"], r"--lr nan is out of range"),
+    "entropy": (["train", "--entropy-coef", "-1"], r"--entropy-coef -1 is out of range"),
+    "clip": (["train", "--clip", "1.5"], r"--clip 1.5 is out of range"),
+    "seed": (["train", "--seed", "-1"], r"--seed -1 is out of range"),
+    "huge task": (["train", "--seq-len", "100000"], r"a target up to 900000 is over 5000"),
+    "unwritable": (["train", "--out", "/proc/nowhere"], r"--out /proc/nowhere cannot be written"),
+    "not a number": (["train", "--steps", "many"], r"--steps: invalid literal .* 'many'; see pgprog train --help"),
+    "unknown flag": (["train", "--stepz", "3"], r"Unrecognized options: --stepz"),
+    "unknown choice": (["train", "--targets", "odd"], r"invalid choice 'odd' for argument '--targets'"),
+    "unknown command": (["trian"], r"Unrecognized options: trian"),
+    "no command": ([], r"Expected one of \{train, compare, sample\}"),
+    "no seeds": (["compare", "--seeds", "0"], r"--seeds 0 is too few"),
+    "unknown contender": (["compare", "--algos", "grpo", "dpo"], r"unknown algorithm 'dpo'"),
+    "twice": (["compare", "--algos", "grpo", "grpo"], r"names one twice"),
+    "workers": (["compare", "--workers", "0"], r"--workers 0 is too few"),
+    "budget": (["compare", "--equal-rollouts", "10"], r"--equal-rollouts 10 is less than one step"),
+    "no run": (["sample", "--run", "/nowhere", "--target", "3"], r"/nowhere/config.json does not exist"),
+    "no advantage file": (["train", "--advantage", "nowhere.py:f"], r"--advantage 'nowhere.py:f' is not there"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_line_and_exit_code_2(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = BAD[name]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("pgprog: error: ")
+    import re
+
+    assert re.search(message, captured.err), captured.err
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_an_existing_run_is_overwritten_only_when_asked(tmp_path, capsys):
+    out = tmp_path / "run"
+    base = ["train", *SMALL, "--out", str(out), "--json"]
+    assert main([*base, "--steps", "2"]) == 0
+    before = (out / rundir.METRICS).read_text()
+    assert main([*base, "--steps", "1"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (out / rundir.METRICS).read_text() == before
+    assert main([*base, "--steps", "1", "--overwrite"]) == 0
+    assert len(rows_of(out)) == 1
+
+
+def test_overwrite_refuses_a_directory_that_holds_no_run(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["train", "--steps", "1", *SMALL, "--out", str(tmp_path), "--overwrite"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def trained(tmp_path) -> Path:
+    out = tmp_path / "run"
+    assert main(["train", "--steps", "1", *SMALL, "--out", str(out), "--json"]) == 0
+    return out
+
+
+def sample_error(out: Path, capsys) -> str:
+    capsys.readouterr()
+    assert main(["sample", "--run", str(out), "--target", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path, capsys):
+    out = trained(tmp_path)
+    save_file({"weight": torch.ones(3)}, out / rundir.CHECKPOINT)
+    assert "is no checkpoint of this version" in sample_error(out, capsys)
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path, capsys):
+    out = trained(tmp_path)
+    torch.save({"weight": torch.ones(3)}, out / rundir.CHECKPOINT)
+    assert "cannot be read" in sample_error(out, capsys)
+
+
+def test_a_checkpoint_cut_at_any_byte_is_refused(tmp_path, capsys):
+    out = trained(tmp_path)
+    whole = (out / rundir.CHECKPOINT).read_bytes()
+    for length in {0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1}:
+        (out / rundir.CHECKPOINT).write_bytes(whole[:length])
+        assert "cannot be read" in sample_error(out, capsys), length
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
+    out = trained(tmp_path)
+    config = json.loads((out / rundir.CONFIG).read_text())
+    (out / rundir.CONFIG).write_text(json.dumps(config | {"hidden": 16}))
+    assert "does not fit" in sample_error(out, capsys)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"algo": 3}', "null"])
+def test_a_broken_config_is_refused(content, tmp_path, capsys):
+    out = trained(tmp_path)
+    (out / rundir.CONFIG).write_text(content)
+    assert str(out / rundir.CONFIG) in sample_error(out, capsys)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", "many"), ("hidden", None), ("digits", 2.5), ("prompt_form", "odd")]
+)
+def test_a_config_with_a_field_of_another_type_is_refused(field, value, tmp_path, capsys):
+    out = trained(tmp_path)
+    config = json.loads((out / rundir.CONFIG).read_text())
+    (out / rundir.CONFIG).write_text(json.dumps(config | {field: value}))
+    assert field.replace("_", "") in sample_error(out, capsys).replace("_", "").replace("-", "")
+
+
+def test_sample_refuses_a_target_or_seed_that_is_not_there(tmp_path, capsys):
+    out = trained(tmp_path)
+    capsys.readouterr()
+    for arguments, message in (
+        (["--target", "5"], "out of reach"),
+        (["--target", "3", "--seed", "1"], "was not trained"),
+    ):
+        assert main(["sample", "--run", str(out), *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_train_cleanly_with_what_was_reached(tmp_path):
+    out = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "pgprog.cli",
+        "train",
+        "--algo",
+        "reinforce",
+        "--steps",
+        "1000000",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (out / rundir.METRICS).exists(), process)
+        process.send_signal(2)
+        printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "of 1000000 steps" in " ".join(printed.split())
+    summary = json.loads((out / rundir.SUMMARY).read_text())
+    assert summary["interrupted"] is True
+    steps = summary["result"]["steps"]
+    assert len(rows_of(out)) == steps > 0
+    assert rundir.load_checkpoint(out)[1]["step"] == str(steps)
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
