@@ -1,6 +1,7 @@
 """The comparison: plan, gradient noise, summary, figures, and Ctrl-C."""
 
 import csv
+import itertools
 import json
 import math
 import subprocess
@@ -9,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_run import wait_for
 from torch.optim import SGD
 
 from pgprog.algorithms import TRAIN_STEPS
@@ -18,8 +18,10 @@ from pgprog.experiment import rundir
 from pgprog.experiment.compare import EQUAL, plan
 from pgprog.experiment.config import LADDER, CompareConfig, RunConfig
 from pgprog.experiment.gradients import gradient_noise, gradients, ratio_of_single_successes
-from pgprog.experiment.loop import make_learner, step_options
+from pgprog.experiment.learner import make_learner
+from pgprog.experiment.loop import step_options
 from pgprog.noise import ReplicaGenerator
+from test_run import wait_for
 
 SMALL = {"seq_len": 2, "digits": 3, "hidden": 8, "dtype": "float64"}
 
@@ -42,7 +44,9 @@ def test_the_default_plan_gives_all_the_same_prompts_and_repeats_group_methods_a
 def test_a_larger_budget_repeats_the_methods_that_had_less():
     _, equal_jobs, budget = plan(CompareConfig(equal_rollouts=204_800), None)
     assert budget == 204_800
-    assert {job.config.algo: job.config.steps for job in equal_jobs} == dict.fromkeys(("reinforce", "actor_critic", "ppo"), 3200)
+    assert {job.config.algo: job.config.steps for job in equal_jobs} == dict.fromkeys(
+        ("reinforce", "actor_critic", "ppo"), 3200
+    )
 
 
 @pytest.mark.parametrize("algo", LADDER)
@@ -109,7 +113,7 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
         assert entry["at_equal_rollouts"]["rollouts"] + entry["rollouts_per_step"] > 120
         assert (out / "runs" / algo / rundir.CHECKPOINT).exists()
     pairs = [(entry["from"], entry["to"]) for entry in summary["paired_differences"]]
-    assert pairs == list(zip(LADDER, LADDER[1:], strict=False))
+    assert pairs == list(itertools.pairwise(LADDER))
     first, second = (summary["algorithms"][a]["success"]["seeds"] for a in LADDER[:2])
     expected = [b - a for a, b in zip(first, second, strict=True)]
     assert summary["paired_differences"][0]["difference"]["seeds"] == pytest.approx(expected, abs=1e-15)
@@ -122,14 +126,18 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
     # A run of a comparison can be looked at, and must be named.
     assert main(["sample", "--run", str(out), "--target", "3", "--n", "2", "--json"]) == 2
     assert "name a run of it with --algo, one of actor_critic, grpo" in capsys.readouterr().err
-    assert main(["sample", "--run", str(out), "--algo", "ppo", "--seed", "1", "--target", "3", "--n", "2", "--json"]) == 0
+    assert (
+        main(["sample", "--run", str(out), "--algo", "ppo", "--seed", "1", "--target", "3", "--n", "2", "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["seed"] == 1
 
 
 def test_seeds_beside_each_other_equal_a_run_alone(tmp_path, capsys):
     # In float32 at the default sizes, bit for bit; see docs on what it rests on.
     out = tmp_path / "compare"
-    assert main(["compare", "--algos", "actor_critic", "--seeds", "3", "--steps", "5", "--out", str(out), "--json"]) == 0
+    assert (
+        main(["compare", "--algos", "actor_critic", "--seeds", "3", "--steps", "5", "--out", str(out), "--json"]) == 0
+    )
     alone = tmp_path / "alone"
     assert main(["train", "--algo", "actor_critic", "--seed", "2", "--steps", "5", "--out", str(alone), "--json"]) == 0
     together = [row for row in rundir.read_rows(out / "runs" / "actor_critic" / rundir.METRICS) if row["seed"] == 2]

@@ -15,7 +15,8 @@ from pgprog.cli import main
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
 from pgprog.experiment.config import CRITIC_METHODS, GROUP_METHODS, LADDER, RunConfig
-from pgprog.experiment.loop import evaluate, make_learner, make_task, run, step_options, sum_target_weights
+from pgprog.experiment.learner import make_learner, make_task
+from pgprog.experiment.loop import evaluate, run, step_options, sum_target_weights
 from pgprog.noise import ReplicaGenerator
 
 SMALL = ["--seq-len", "2", "--digits", "3", "--prompts", "4", "--hidden", "8"]
@@ -175,7 +176,7 @@ BAD = {
     "clip": (["train", "--clip", "1.5"], r"--clip 1.5 is out of range"),
     "seed": (["train", "--seed", "-1"], r"--seed -1 is out of range"),
     "huge task": (["train", "--seq-len", "100000"], r"a target up to 900000 is over 5000"),
-    "unwritable": (["train", "--out", "/proc/nowhere"], r"--out /proc/nowhere cannot be written"),
+    "unwritable": (["train", "--out", "/proc/nowhere"], r"/proc/nowhere cannot be written"),
     "not a number": (["train", "--steps", "many"], r"--steps: invalid literal .* 'many'; see pgprog train --help"),
     "unknown flag": (["train", "--stepz", "3"], r"Unrecognized options: --stepz"),
     "unknown choice": (["train", "--targets", "odd"], r"invalid choice 'odd' for argument '--targets'"),
@@ -223,6 +224,7 @@ def test_overwrite_refuses_a_directory_that_holds_no_run(tmp_path, capsys):
     assert main(["train", "--steps", "1", *SMALL, "--out", str(tmp_path), "--overwrite"]) == 2
     assert "holds no run" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def trained(tmp_path) -> Path:

@@ -8,11 +8,11 @@ Shapes: K replicas, P prompts, G completions of each prompt, T tokens, V tokens 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pgprog.env import DigitSum
+from pgprog.gru import gather_inputs, scan, step
 from pgprog.noise import ReplicaGenerator
 
 PROMPT_WIDTH = 3.0  # of the radial basis functions, in units of the target
@@ -102,13 +102,13 @@ class Policy(nn.Module):
         K, P = targets.shape
         T, task = self.task.seq_len, self.task
         noise = generator.uniform(P, group_size, T, dtype=self.head_weight.dtype).view(K, P * group_size, T)
-        hidden = self._read_prompts(targets).repeat_interleave(group_size, dim=1)
+        hidden = self.read_prompts(targets).repeat_interleave(group_size, dim=1)
         tokens = torch.empty(K, P * group_size, T, dtype=torch.long)
         for t in range(T):
             if t > 0:
-                hidden = self._read_tokens(tokens[..., t - 1 : t], hidden)[-1]
-            cdf = self._logits(hidden).softmax(-1).cumsum(-1)
-            tokens[..., t] = (cdf[..., :-1] <= noise[..., t, None] * cdf[..., -1:]).sum(-1)
+                hidden = self.read(tokens[..., t - 1], hidden)
+            cdf = self.log_pi(hidden).exp().cumsum(1)
+            tokens[..., t] = (cdf[:, :-1] <= (noise[..., t] * cdf[:, -1]).unsqueeze(1)).sum(1)
             if task.variable_length and t > 0:
                 tokens[..., t].masked_fill_(tokens[..., t - 1] == task.eos, task.eos)
         return tokens.view(K, P, group_size, T)
@@ -116,50 +116,43 @@ class Policy(nn.Module):
     def score(
         self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"]
     ) -> tuple[Float[Tensor, "K P G T"], Float[Tensor, "K P G T"]]:
-        """Return log pi(token_t | prompt, tokens_<t) and the entropy at each token, with gradient, 0 where masked."""
+        """Return log pi(token_t | prompt, tokens_<t) and the entropy at each token, with gradient, 0 where masked.
+
+        Differentiable once.
+        """
         K, P, G, T = tokens.shape
-        hidden = self._read_prompts(targets).repeat_interleave(G, dim=1)
-        # The logits at position t are read off the state before token t: the last token is scored but never read.
-        states = [hidden, *self._read_tokens(tokens.view(K, P * G, T)[..., :-1], hidden)]
-        logits = self._logits(torch.stack(states, dim=2).flatten(1, 2)).view(K, P, G, T, self.task.vocab_size)
-        log_pi = logits.log_softmax(-1)
-        logprobs = log_pi.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        entropies = -(log_pi.exp() * log_pi).sum(-1)
+        hidden = self.read_prompts(targets).repeat_interleave(G, dim=1)
+        by_step = tokens.view(K, P * G, T).mT  # (K, T, N)
+        # The distribution of token t is read off the state before it: the last token is scored but never read.
+        states = scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)
+        log_pi = self.log_pi(states.flatten(1, 2))
+        logprobs = log_pi.gather(1, by_step.flatten(1).unsqueeze(1)).squeeze(1)
+        entropies = -(log_pi.exp() * log_pi).sum(1)
+        logprobs, entropies = (x.view(K, T, P * G).mT.reshape(K, P, G, T) for x in (logprobs, entropies))
         if not self.task.variable_length:
             return logprobs, entropies
         mask = self.task.mask(tokens)
         return logprobs.where(mask, 0), entropies.where(mask, 0)
 
-    def _read_prompts(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
-        """The state after the whole prompt, before the first token of a completion."""
+    def read_prompts(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
+        """The state after the whole prompt, before the first token of a completion; with gradient."""
         if self.task.prompt_form == "state":
             features = self.get_buffer("prompt_features")[targets]
             hidden = torch.tanh(torch.baddbmm(self.prompt_bias, features, self.prompt_weight))
         else:
             hidden = self.head_weight.new_zeros(*targets.shape, self.head_weight.shape[1])
-        return self._read_tokens(self.task.prompt_tokens(targets), hidden)[-1]
+        for tokens in self.task.prompt_tokens(targets).unbind(-1):
+            hidden = self.read(tokens, hidden)
+        return hidden
 
-    def _read_tokens(
-        self, tokens: Int[Tensor, "K N S"], hidden: Float[Tensor, "K N H"]
-    ) -> list[Float[Tensor, "K N H"]]:
-        """Advance the GRU over S tokens and return the state after each.
+    def read(self, tokens: Int[Tensor, "K N"], hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N H"]:
+        """The state after one more token in each row; with gradient."""
+        x = gather_inputs(self.input_gates, tokens)
+        return step(x, hidden, self.recurrent_weight, self.recurrent_bias).h
 
-        r, z, n = sigmoid(x_r + h U_r), sigmoid(x_z + h U_z), tanh(x_n + r * h U_n);  h' = (1 - z) n + z h
-        """
-        H = hidden.shape[-1]
-        one_hot = F.one_hot(tokens, self.task.vocab_size + 1).to(hidden.dtype)
-        inputs = torch.bmm(one_hot.flatten(1, 2), self.input_gates).unflatten(1, tokens.shape[1:])
-        states = []
-        for x in inputs.unbind(2):
-            u = torch.baddbmm(self.recurrent_bias, hidden, self.recurrent_weight)
-            r, z = torch.sigmoid(x[..., : 2 * H] + u[..., : 2 * H]).chunk(2, dim=-1)
-            n = torch.tanh(x[..., 2 * H :] + r * u[..., 2 * H :])
-            hidden = n + z * (hidden - n)
-            states.append(hidden)
-        return states
-
-    def _logits(self, hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N V"]:
-        return torch.baddbmm(self.head_bias, hidden, self.head_weight)
+    def log_pi(self, hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K V N"]:
+        """Log-probabilities of every token after each state; V stands before N, where a short axis costs least."""
+        return torch.baddbmm(self.head_bias.mT, self.head_weight.mT, hidden.mT).log_softmax(1)
 
 
 class Critic(nn.Module):

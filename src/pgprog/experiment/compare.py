@@ -71,14 +71,17 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
 
 def compare(
     config: CompareConfig,
+    head: dict[str, Any],
     directory: Path,
+    *,
     workers: int,
+    checkpoint_every: int,
     on_progress: Callable[[Progress], None],
-    on_done: Callable[[Job], None],
 ) -> dict[str, Any]:
     """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary.
 
-    Ctrl-C ends it with what was reached, saved and marked as interrupted.
+    Runs that stand finished in the directory are not repeated, others are gone on with. Ctrl-C ends the comparison with
+    what was reached, saved and marked as interrupted. ``head`` (command, time, versions) opens the summary.
     """
     main, equal, budget = plan(config, directory)
     outcome = Outcome()
@@ -86,19 +89,18 @@ def compare(
         outcome.noise[job.name] = gradient_noise(job.config)
     for job in (*main, *equal):
         assert job.directory is not None
-        job.directory.mkdir(parents=True)
+        job.directory.mkdir(parents=True, exist_ok=True)
         rundir.write_json(job.directory / rundir.CONFIG, job.config.as_dict() | {"seeds": list(job.seeds)})
     try:
-        for job, result in run_jobs([*main, *equal], workers, on_progress):
+        for job, result in run_jobs([*main, *equal], workers, checkpoint_every, on_progress):
             algo = job.config.algo
             (outcome.equal if job.name.endswith(EQUAL) else outcome.main)[algo] = result
-            on_done(job)
     except KeyboardInterrupt:
         outcome.interrupted = True
     for job in main:
         if job.config.steps * job.config.rollouts_per_step == budget and job.name in outcome.main:
             outcome.equal.setdefault(job.name, outcome.main[job.name])
-    summary = summarise(config, outcome, budget)
+    summary = head | summarise(config, outcome, budget)
     rundir.write_json(directory / rundir.SUMMARY, summary)
     write_curves(directory / "curves.csv", [*main, *equal])
     return summary
@@ -108,9 +110,6 @@ def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str,
     """Everything that a comparison has to say, for machines and for the tables."""
     reached = [algo for algo in config.algos if algo in outcome.main]
     return {
-        "command": rundir.command(),
-        "created": rundir.now(),
-        "environment": rundir.environment(),
         "interrupted": outcome.interrupted,
         "config": dataclasses.asdict(config) | {"group_steps": config.steps_of("grpo")},
         "evaluation": {"completions_per_target": EVALUATION_COMPLETIONS},

@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pgprog.errors import UsageError, choose
 
@@ -189,24 +189,30 @@ def validate(config: RunConfig) -> RunConfig:
     return config
 
 
-def run_config_from_json(content: Any, path: Path) -> RunConfig:
-    """The configuration of a saved run, every field checked; raises UsageError, naming the file, where it is none."""
+C = TypeVar("C", bound=Settings)
+
+
+def from_json(kind: type[C], content: Any, path: Path) -> C:
+    """A saved configuration, every field checked; raises UsageError, naming the file, where it is none."""
     if not isinstance(content, dict):
         raise UsageError(f"{path} is no run's configuration: an object was expected, not {type(content).__name__}")
     values = {}
-    for name, kind in get_type_hints(RunConfig).items():
+    for name, hint in get_type_hints(kind).items():
         if name not in content:
             raise UsageError(f"{path} is no run of this version: {name} is missing")
         value = content[name]
-        if get_origin(kind) is Literal:
-            fits = value in get_args(kind)
+        if get_origin(hint) is Literal:
+            fits = value in get_args(hint)
+        elif get_origin(hint) is tuple:
+            fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            value = tuple(value) if fits else value
         else:
-            fits = isinstance(value, (int, float) if kind is float else kind)
-            fits = fits and isinstance(value, bool) == (kind is bool)
+            fits = isinstance(value, (int, float) if hint is float else hint)
+            fits = fits and isinstance(value, bool) == (hint is bool)
         if not fits:
-            raise UsageError(f"{path}: {name} is {value!r}, which is no {kind}")
+            raise UsageError(f"{path}: {name} is {value!r}, which is no {getattr(hint, '__name__', hint)}")
         values[name] = value
-    return validate(RunConfig(**values))
+    return kind(**values)
 
 
 MAX_TARGET = 5_000  # a target has a feature per other target: their table would be the first to outgrow memory

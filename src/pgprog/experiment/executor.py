@@ -7,14 +7,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pgprog.errors import UsageError
 from pgprog.experiment.config import RunConfig
 
 REPORT_EVERY = 0.2  # seconds
+ORPHAN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Progress:
     success: float
 
 
-def run_jobs(jobs: Sequence[Job], workers: int, on_progress: Callable[[Progress], None]) -> Iterator[tuple[Job, Any]]:
+def run_jobs(
+    jobs: Sequence[Job], workers: int, checkpoint_every: int, on_progress: Callable[[Progress], None]
+) -> Iterator[tuple[Job, Any]]:
     """Run the jobs, longest first, and yield each with its Result as it ends.
 
     Ctrl-C asks the running jobs to stop where they are: they save and are yielded with what they reached, jobs that
@@ -47,7 +52,9 @@ def run_jobs(jobs: Sequence[Job], workers: int, on_progress: Callable[[Progress]
     stop, reports = context.Event(), context.Queue()
     shared = (stop, reports, os.getpid())
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=shared) as pool:
-        waiting: dict[Future[Any], Job] = {pool.submit(_run, job): job for job in sorted(jobs, key=_cost, reverse=True)}
+        waiting: dict[Future[Any], Job] = {
+            pool.submit(_run, job, checkpoint_every): job for job in sorted(jobs, key=_cost, reverse=True)
+        }
         with _interrupts(stop) as interrupted:
             try:
                 while waiting:
@@ -59,9 +66,13 @@ def run_jobs(jobs: Sequence[Job], workers: int, on_progress: Callable[[Progress]
                             del waiting[future]
                     for future in done & waiting.keys():
                         yield waiting.pop(future), future.result()
-            except BaseException:
+            except BaseException as error:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
+                if isinstance(error, BrokenProcessPool):
+                    raise UsageError(
+                        "a worker process was killed, perhaps for want of memory: use --resume, or fewer --workers"
+                    ) from error
                 raise
     if interrupted:
         raise KeyboardInterrupt
@@ -108,7 +119,8 @@ def _start_worker(stop: Any, reports: Any, parent: int) -> None:
     _worker.update(stop=stop, reports=reports, parent=parent)
 
 
-def _run(job: Job) -> Any:
+def _run(job: Job, checkpoint_every: int) -> Any:
+    from pgprog.experiment import rundir
     from pgprog.experiment.loop import run
 
     last = 0.0
@@ -120,6 +132,11 @@ def _run(job: Job) -> Any:
             _worker["reports"].put(Progress(job.name, step, metrics["success"].mean().item()))
 
     def should_stop() -> bool:
-        return _worker["stop"].is_set() or os.getppid() != _worker["parent"]
+        if os.getppid() != _worker["parent"]:
+            os._exit(1)  # the comparison was killed: leave its directory alone, for the next one
+        return bool(_worker["stop"].is_set())
 
-    return run(job.config, job.seeds, job.directory, on_step, should_stop)
+    if job.directory is None:
+        return run(job.config, job.seeds, None, on_step, should_stop)
+    with rundir.lock(job.directory, wait=ORPHAN_SECONDS):  # a worker of a killed comparison ends by itself
+        return run(job.config, job.seeds, job.directory, on_step, should_stop, checkpoint_every)

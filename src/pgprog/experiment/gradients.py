@@ -10,7 +10,8 @@ from torch.optim import SGD
 
 from pgprog.algorithms import TRAIN_STEPS
 from pgprog.experiment.config import RunConfig
-from pgprog.experiment.loop import make_learner, step_options
+from pgprog.experiment.learner import make_learner
+from pgprog.experiment.loop import step_options
 from pgprog.noise import ReplicaGenerator
 
 

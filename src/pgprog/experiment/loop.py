@@ -2,37 +2,30 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.optim import Adam
 
 from pgprog.algorithms import TRAIN_STEPS, ppo
 from pgprog.algorithms.update import Metrics
 from pgprog.env import DigitSum
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
-from pgprog.experiment.config import CRITIC_METHODS, GROUP_METHODS, RunConfig, Settings
+from pgprog.experiment.config import GROUP_METHODS, RunConfig
+from pgprog.experiment.learner import Learner, Progress, make_learner, restore, save
 from pgprog.experiment.user_advantage import load_advantage
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy
 
 EVALUATION_COMPLETIONS = 256
+CHECKPOINT_EVERY = 100
 
 OnStep = Callable[[int, Metrics], None]
 """Called after each step with the number of steps done and the metrics of the last, each (K,)."""
-
-
-class Learner(NamedTuple):
-    """What a run moves, K replicas of it."""
-
-    policy: Policy
-    critic: Critic | None
-    optimizer: Adam
 
 
 @dataclass(frozen=True)
@@ -51,33 +44,6 @@ class Result:
     success_sum_targets: list[float]
     """The same, targets weighted as sums of L random digits."""
     success_by_target: list[list[float]]
-
-
-def make_task(config: Settings) -> DigitSum:
-    """The task of a configuration; raises UsageError where it makes no sense."""
-    try:
-        return DigitSum(
-            seq_len=config.seq_len,
-            digits=config.digits,
-            variable_length=config.variable_length,
-            targets=config.targets,
-            prompt_form=config.prompt_form,
-            reward_form=config.reward_form,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def make_learner(config: RunConfig, seeds: Sequence[int]) -> Learner:
-    """Fresh policies, critics and their optimiser; replica k depends on seeds[k] alone."""
-    task, dtype = make_task(config), getattr(torch, config.dtype)
-    policy = Policy(task, ReplicaGenerator(seeds, "init"), config.hidden, dtype)
-    critic = None
-    groups = [{"params": list(policy.parameters()), "lr": config.policy_lr}]
-    if config.algo in CRITIC_METHODS:
-        critic = Critic(task, ReplicaGenerator(seeds, "critic"), config.hidden, dtype)
-        groups.append({"params": list(critic.parameters()), "lr": config.critic_lr})
-    return Learner(policy, critic, Adam(groups))
 
 
 def step_options(config: RunConfig, critic: Critic | None) -> dict[str, Any]:
@@ -102,50 +68,95 @@ def run(
     directory: Path | None = None,
     on_step: OnStep = lambda step, metrics: None,
     should_stop: Callable[[], bool] = lambda: False,
+    checkpoint_every: int = CHECKPOINT_EVERY,
 ) -> Result:
     """Train one replica per seed, evaluate, and return what was reached.
 
     Args:
         config: validated.
         seeds: one per replica.
-        directory: receives a row of metrics per step and seed, and the final checkpoint; None writes nothing.
+        directory: receives a row of metrics per step and seed, checkpoints and the result; None writes nothing. A
+            checkpoint that is there is gone on from, to the same numbers as a run that was never interrupted.
         on_step: for progress.
         should_stop: asked before each step; True ends the run there, saved as it is.
+        checkpoint_every: steps between checkpoints; there is one at the end, too.
 
     Raises:
-        UsageError: a loss that is NaN or infinite, with the step and the seed; a user's advantage that is at fault.
+        UsageError: a loss that is NaN or infinite, with the step and the seed; a user's advantage that is at fault; a
+            checkpoint that does not fit; a directory that cannot be written. The last checkpoint stays.
     """
     learner = make_learner(config, seeds)
     options = step_options(config, learner.critic)
-    generator = ReplicaGenerator(seeds, "train")
-    rates = [group["lr"] for group in learner.optimizer.param_groups]
-    tokens = torch.zeros(len(seeds), dtype=torch.long)
-    started, done = time.perf_counter(), 0
-    with rundir.RowWriter(None if directory is None else directory / rundir.METRICS) as log:
-        while done < config.steps and not should_stop():
-            generator.seek(done)
-            left = 1 - done / config.steps
-            for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * left
-            metrics = TRAIN_STEPS[config.algo](
-                learner.policy, learner.optimizer, generator, entropy_coef=config.policy_entropy_coef * left, **options
-            )
-            done += 1
-            tokens += (metrics["length"] * config.rollouts_per_step).round().long()
-            log.add(metric_rows(done, seeds, config, metrics))
-            refuse_divergence(done, seeds, metrics)
-            on_step(done, metrics)
-    wall = time.perf_counter() - started
+    progress = Progress(0, [0] * len(seeds), 0.0)
     if directory is not None:
-        save_learner(directory, learner, seeds, done)
-    by_target = evaluate(learner.policy, seeds)
+        if (finished := finished_result(directory, config)) is not None:
+            return finished
+        progress = restore(directory, config, seeds, learner) or progress
+        rundir.cut_rows(directory / rundir.METRICS, progress.step)
+    generator = ReplicaGenerator(seeds, "train")
+    rates = base_rates(config, learner)
+    started = time.perf_counter() - progress.wall_seconds
+    try:
+        with rundir.RowWriter(None if directory is None else directory / rundir.METRICS) as log:
+            while progress.step < config.steps and not should_stop():
+                left = 1 - progress.step / config.steps
+                for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * left
+                generator.seek(progress.step)
+                metrics = TRAIN_STEPS[config.algo](
+                    learner.policy,
+                    learner.optimizer,
+                    generator,
+                    entropy_coef=config.policy_entropy_coef * left,
+                    **options,
+                )
+                progress = progress.after(metrics["length"] * config.rollouts_per_step, time.perf_counter() - started)
+                log.add(metric_rows(progress.step, seeds, config, metrics))
+                refuse_divergence(progress.step, seeds, metrics)
+                if directory is not None and progress.step % checkpoint_every == 0:
+                    log.flush()
+                    save(directory, config, seeds, learner, progress)
+                on_step(progress.step, metrics)
+        if directory is not None:
+            save(directory, config, seeds, learner, progress)
+        result = evaluated(config, seeds, learner.policy, progress)
+        if directory is not None:
+            rundir.write_json(directory / rundir.RESULT, asdict(result))
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be written ({error.strerror}) after step {progress.step}: "
+            f"make room, then go on from the last checkpoint with --resume"
+        ) from error
+    return result
+
+
+def base_rates(config: RunConfig, learner: Learner) -> list[float]:
+    """The learning rate that each group of the optimiser starts with."""
+    return [config.policy_lr, config.critic_lr][: len(learner.optimizer.param_groups)]
+
+
+def finished_result(directory: Path, config: RunConfig) -> Result | None:
+    """The result of a run that has made all of its steps, if it stands in its directory."""
+    path = directory / rundir.RESULT
+    if not path.exists():
+        return None
+    try:
+        result = Result(**rundir.read_json(path))
+    except TypeError as error:
+        raise UsageError(f"{path} is no result of this version ({error}): --overwrite the run") from error
+    return result if result.steps == config.steps else None
+
+
+def evaluated(config: RunConfig, seeds: Sequence[int], policy: Policy, progress: Progress) -> Result:
+    """What has been reached, with a fresh evaluation."""
+    by_target = evaluate(policy, seeds)
     return Result(
-        steps=done,
-        rollouts=done * config.rollouts_per_step,
-        tokens=tokens.tolist(),
-        wall_seconds=wall,
+        steps=progress.step,
+        rollouts=progress.step * config.rollouts_per_step,
+        tokens=progress.tokens,
+        wall_seconds=progress.wall_seconds,
         success=by_target.mean(-1).tolist(),
-        success_sum_targets=(by_target * sum_target_weights(learner.policy.task)).sum(-1).tolist(),
+        success_sum_targets=(by_target * sum_target_weights(policy.task)).sum(-1).tolist(),
         success_by_target=by_target.tolist(),
     )
 
@@ -190,27 +201,3 @@ def sum_target_weights(task: DigitSum) -> Float[Tensor, "targets"]:
         shifted = [torch.nn.functional.pad(weights, (d, task.digits - 1 - d)) for d in range(task.digits)]
         weights = torch.stack(shifted).mean(0)
     return weights
-
-
-def save_learner(directory: Path, learner: Learner, seeds: Sequence[int], step: int) -> None:
-    """Write policy, critic and optimiser to the run's checkpoint."""
-    tensors = {f"policy.{name}": p.detach() for name, p in learner.policy.named_parameters()}
-    if learner.critic is not None:
-        tensors |= {f"critic.{name}": p.detach() for name, p in learner.critic.named_parameters()}
-    for index, state in learner.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    rundir.save_checkpoint(directory, tensors, {"step": str(step), "seeds": ",".join(map(str, seeds))})
-
-
-def load_policy(directory: Path, config: RunConfig) -> tuple[Policy, list[int]]:
-    """The policy of a run's checkpoint, and its seeds; raises UsageError where it does not fit the run's config."""
-    tensors, metadata = rundir.load_checkpoint(directory)
-    seeds = [int(seed) for seed in metadata["seeds"].split(",")]
-    policy = make_learner(config, seeds).policy
-    state = {name.removeprefix("policy."): t for name, t in tensors.items() if name.startswith("policy.")}
-    try:
-        policy.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{directory / rundir.CHECKPOINT} does not fit {rundir.CONFIG} beside it: {reason}") from error
-    return policy, seeds

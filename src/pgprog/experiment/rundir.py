@@ -1,10 +1,14 @@
 """The run directory: config, metrics and checkpoint, written so that a kill at any moment leaves them readable."""
 
+import contextlib
+import fcntl
 import json
 import os
 import platform
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,39 +24,86 @@ FORMAT = "pgprog-checkpoint-1"
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
+LOCK = "lock"
+RESULT = "result.json"
 SUMMARY = "summary.json"
 ROWS_AT_ONCE = 250
 
 
-def create(directory: Path, overwrite: bool) -> Path:
-    """Make an empty run directory; raise UsageError where one is in the way or it cannot be written."""
-    try:
-        if directory.is_dir() and any(directory.iterdir()):
-            if not overwrite:
-                raise UsageError(
-                    f"--out {directory} exists and is not empty: give another, or --overwrite to replace it"
-                )
-            clear(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
+@contextlib.contextmanager
+def open_run(directory: Path, *, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
+    """Hold a run directory: made and empty, or as it was left where ``resume``; locked against a second process.
+
+    Raises:
+        UsageError: a run is in the way, or there is none to resume; another process holds it; it cannot be written.
+    """
+    if resume and not (directory / CONFIG).is_file():
+        raise UsageError(f"--resume {directory} holds no run ({CONFIG} is missing): give the directory of one")
+    with contextlib.ExitStack() as stack:
+        try:
+            if not resume:
+                refuse_occupied(directory, overwrite)  # before anything is left there
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+            stack.enter_context(lock(directory))
+            if not resume:
+                refuse_occupied(directory, overwrite)  # by a process that was faster
+                clear(directory)
+        except OSError as error:
+            raise UsageError(f"{directory} cannot be written ({error.strerror}): give a directory that can") from error
+        yield directory
+
+
+@contextlib.contextmanager
+def lock(directory: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold a directory's lock, which the system gives back when the process ends, however it ends.
+
+    Raises:
+        UsageError: another process holds it, after ``wait`` seconds; it is named.
+    """
+    deadline = time.monotonic() + wait
+    with open(directory / LOCK, "a+") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise UsageError(f"{directory} is in use by {holder}: wait for it, or give another directory") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}, since {now()}\n")
+        file.flush()
+        yield
+
+
+def refuse_occupied(directory: Path, overwrite: bool) -> None:
+    """Raise UsageError where files are in the way that are not to be replaced, or are not a run's."""
+    if not directory.is_dir() or all(path.name == LOCK for path in directory.iterdir()):
+        return
+    if not overwrite:
         raise UsageError(
-            f"--out {directory} cannot be written ({error.strerror}): give a directory that can"
-        ) from error
-    return directory
+            f"--out {directory} exists and is not empty: give another, --overwrite to replace it, "
+            "or --resume to go on with it"
+        )
+    if not (directory / CONFIG).is_file():
+        raise UsageError(
+            f"--overwrite: {directory} holds no run, but other files ({CONFIG} is missing): give another --out"
+        )
 
 
 def clear(directory: Path) -> None:
-    """Remove what a run left in a directory, and nothing else: a directory that holds no run is refused."""
-    if not (directory / CONFIG).is_file():
-        raise UsageError(
-            f"--overwrite: {directory} is not empty and holds no run ({CONFIG} is missing): give another --out"
-        )
-    for path in sorted(directory.rglob("*"), reverse=True):
+    """Remove what a run left in a directory."""
+    # The config goes last: a clearing that was cut short can be repeated.
+    order = sorted(directory.rglob("*"), key=lambda path: (path == directory / CONFIG, [-ord(c) for c in str(path)]))
+    for path in order:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
-        else:
+        elif path != directory / LOCK:
             path.unlink()
 
 
@@ -120,6 +171,8 @@ class RowWriter:
         if self._path is not None and self._rows:
             with open(self._path, "a") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in self._rows))
+                file.flush()
+                os.fsync(file.fileno())
             self._rows.clear()
 
     def __enter__(self) -> "RowWriter":
@@ -127,6 +180,18 @@ class RowWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.flush()
+
+
+def cut_rows(path: Path, last_step: int) -> None:
+    """Drop the rows after a step, and a line that was cut short: what a killed run wrote past its checkpoint."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["step"] > last_step:
+            break
+        kept.append(line)
+    write_bytes(path, "".join(kept).encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from pgprog.experiment import rundir
 from pgprog.experiment.config import TITLES
@@ -58,6 +59,7 @@ def learning_curves(directory: Path, summary: dict[str, Any]) -> Figure:
             panel.fill_between(x, curves.min(0), curves.max(0), color=COLOURS[algo], alpha=0.15, lw=0)
     panels[0].set(xlabel="steps", ylabel=f"success of the batch, mean of {SMOOTH} steps", ylim=(0, 1))
     panels[1].set(xlabel="rollouts")
+    panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))
     panels[1].axvline(summary["equal_rollouts"], color="black", lw=0.8, ls=":")
     panels[0].legend(frameon=False, loc="lower right")
     figure.suptitle(f"Learning curves: mean and range of {summary['config']['seeds']} seeds")
@@ -78,7 +80,7 @@ def curves_by_seed(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, 
 
 def final_success(directory: Path, summary: dict[str, Any]) -> Figure:
     """Every seed, with mean and interval, beside the score at equal rollouts."""
-    figure, panel = plt.subplots(figsize=(7, 3.6))
+    figure, panel = plt.subplots(figsize=(8, 3.6))
     ticks = []
     for i, (algo, entry) in enumerate(summary["algorithms"].items()):
         again = entry["at_equal_rollouts"]
@@ -119,14 +121,14 @@ def gradient_noise(directory: Path, summary: dict[str, Any]) -> Figure:
     """Norms of the gradient over resamples, and the trace of its covariance."""
     entries = summary["gradient_noise"]
     titles = [TITLES[algo] for algo in entries]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))
     for i, (algo, entry) in enumerate(entries.items()):
         spread = np.linspace(-0.2, 0.2, len(entry["norms"]))
         left.plot(i + spread, entry["norms"], ".", color=COLOURS[algo], ms=4)
         left.plot([i - 0.3, i + 0.3], [entry["mean_norm"]] * 2, color=COLOURS[algo], lw=2)
         right.bar(i, entry["trace_covariance"], color=COLOURS[algo], width=0.6)
     for panel, label in ((left, "gradient norm, one dot per resample"), (right, "trace of the gradient's covariance")):
-        panel.set_xticks(range(len(titles)), titles)
+        panel.set_xticks(range(len(titles)), titles, fontsize=8)
         panel.set(ylabel=label, ylim=(0, None))
     first = next(iter(entries.values()))
     figure.suptitle(

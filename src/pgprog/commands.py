@@ -1,0 +1,259 @@
+"""What the commands do: each takes its arguments and returns an exit code."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pgprog.arguments import Compare, Sample, Train
+from pgprog.errors import UsageError, choose
+from pgprog.experiment import compare as comparison
+from pgprog.experiment import rundir
+from pgprog.experiment.config import (
+    GROUP_METHODS,
+    LADDER,
+    TITLES,
+    CompareConfig,
+    RunConfig,
+    Settings,
+    from_json,
+    validate,
+)
+from pgprog.experiment.learner import load_policy, make_task
+from pgprog.experiment.loop import run, step_options
+from pgprog.noise import ReplicaGenerator
+from pgprog.report.figures import draw
+from pgprog.report.tables import print_comparison
+
+T = TypeVar("T", bound=Settings)
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
+
+
+def train(args: Train) -> int:
+    """Run ``pgprog train``."""
+    check_checkpoint_every(args.checkpoint_every)
+    if args.resume is None:
+        steps = args.group_steps if args.group_steps is not None and args.algo in GROUP_METHODS else args.steps
+        config, seed = dataclasses.replace(part(args, RunConfig), steps=steps), args.seed
+        content = configuration(config) | {"seeds": [seed]}
+    else:
+        config, content = resumed(args, RunConfig)
+        seed = content["seeds"][0] if isinstance(content.get("seeds"), list) and len(content["seeds"]) == 1 else -1
+    validate(config)
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed {seed} is out of range: give an integer in [0, 2**63)")
+    make_task(config), step_options(config, None)  # refuse what cannot run before a directory is made
+    where = args.resume or args.out or default_directory(config.algo)
+    console = Console(stderr=args.json)
+    with contextlib.ExitStack() as stack:
+        resume = args.resume is not None
+        directory = stack.enter_context(rundir.open_run(where, overwrite=args.overwrite, resume=resume))
+        if not resume:
+            rundir.write_json(directory / rundir.CONFIG, content)
+        stopped = stack.enter_context(stop_on_interrupt())
+        bars = stack.enter_context(progress_bars(console))
+        bar = bars.add_task(TITLES[config.algo], total=config.steps, success="")
+
+        def on_step(step: int, metrics: dict[str, Any]) -> None:
+            bars.update(bar, completed=step, success=f"success {metrics['success'].mean().item():.3f}")
+
+        result = run(config, [seed], directory, on_step, lambda: bool(stopped), args.checkpoint_every)
+        bars.update(bar, completed=result.steps)
+        summary = content | {"interrupted": result.steps < config.steps, "result": dataclasses.asdict(result)}
+        rundir.write_json(directory / rundir.SUMMARY, summary)
+    if args.json:
+        print(json.dumps(summary))
+        return INTERRUPTED if stopped else 0
+    done = f"{result.steps} steps" if result.steps == config.steps else f"{result.steps} of {config.steps} steps"
+    say(console, f"{TITLES[config.algo]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
+    say(console, f"{result.rollouts:,} rollouts, {result.tokens[0]:,} tokens, {result.wall_seconds:.1f} s")
+    for exception in config.exceptions():
+        say(console, f"Exception from the shared settings: {exception}.")
+    say(console, f"Saved in {directory}. See completions: pgprog sample --run {directory} --target 23")
+    if stopped:
+        say(console, f"Interrupted. Go on: pgprog train --resume {directory}")
+    return INTERRUPTED if stopped else 0
+
+
+def compare(args: Compare) -> int:
+    """Run ``pgprog compare``."""
+    check_checkpoint_every(args.checkpoint_every)
+    if args.workers is not None and args.workers < 1:
+        raise UsageError(f"--workers {args.workers} is too few: give 1 or more")
+    if args.resume is None:
+        config = part(args, CompareConfig)
+        content = configuration(config)
+    else:
+        config, content = resumed(args, CompareConfig)
+    for algo in config.algos:
+        choose("algorithm", algo, LADDER)
+    make_task(config)
+    main, equal, budget = comparison.plan(config, None)
+    where = args.resume or args.out or default_directory("compare")
+    console = Console(stderr=args.json)
+    with rundir.open_run(where, overwrite=args.overwrite, resume=args.resume is not None) as directory:
+        if args.resume is None:
+            rundir.write_json(directory / rundir.CONFIG, content)
+        say(
+            console,
+            f"{len(main)} algorithms x {config.seeds} seeds, {config.prompts} prompts a step; "
+            + ", ".join(f"{TITLES[job.name]} {job.config.steps} steps" for job in main)
+            + f"; then at {budget:,} rollouts each",
+        )
+        with progress_bars(console) as bars:
+            names = {job.name: job.name.replace("_", " ").replace("-", " ") for job in (*main, *equal)}
+            tasks = {
+                job.name: bars.add_task(names[job.name], total=job.config.steps, success="") for job in (*main, *equal)
+            }
+            summary = comparison.compare(
+                config,
+                content,
+                directory,
+                workers=args.workers or cores(),
+                checkpoint_every=args.checkpoint_every,
+                on_progress=lambda p: bars.update(tasks[p.name], completed=p.step, success=f"success {p.success:.3f}"),
+            )
+        figures = draw(directory, summary) if summary["algorithms"] else []
+    if args.json:
+        print(json.dumps(summary))
+        return INTERRUPTED if summary["interrupted"] else 0
+    print_comparison(console, summary)
+    shown = ", ".join(path.name for path in figures)
+    say(console, f"Saved in {directory}: summary.json, curves.csv, {shown} (and .svg)")
+    if summary["interrupted"]:
+        say(console, f"Go on: pgprog compare --resume {directory}")
+    say(console, f"Reproduce: {summary['command']}")
+    return INTERRUPTED if summary["interrupted"] else 0
+
+
+def sample(args: Sample) -> int:
+    """Run ``pgprog sample``."""
+    if args.n < 1:
+        raise UsageError(f"--n {args.n} is too few: give 1 or more")
+    directory = args.run
+    if (directory / "runs").is_dir():
+        algos = sorted(path.name for path in (directory / "runs").iterdir())
+        if args.algo is None:
+            raise UsageError(
+                f"--run {directory} is a comparison: name a run of it with --algo, one of {', '.join(algos)}"
+            )
+        directory = directory / "runs" / choose("run", args.algo, algos)
+    config = validate(from_json(RunConfig, rundir.read_json(directory / rundir.CONFIG), directory / rundir.CONFIG))
+    policy, seeds = load_policy(directory, config)
+    seed = seeds[0] if args.seed is None else args.seed
+    if seed not in seeds:
+        raise UsageError(f"--seed {seed} was not trained in {directory}: choose one of {', '.join(map(str, seeds))}")
+    if not 0 <= args.target <= policy.task.max_target:
+        raise UsageError(
+            f"--target {args.target} is out of reach: {config.seq_len} digits sum to 0..{policy.task.max_target}"
+        )
+    if not 0 <= args.noise_seed < 2**63:
+        raise UsageError(f"--noise-seed {args.noise_seed} is out of range: give an integer in [0, 2**63)")
+    targets = torch.full((len(seeds), 1), args.target)
+    tokens = policy.sample(targets, args.n, ReplicaGenerator([args.noise_seed] * len(seeds), "evaluate"))
+    k, task = seeds.index(seed), policy.task
+    kept = task.mask(tokens) & (tokens != task.eos)
+    rows = [
+        {"completion": row[digits].tolist(), "sum": int(row[digits].sum()), "reward": reward, "success": success}
+        for row, digits, reward, success in zip(
+            tokens[k, 0],
+            kept[k, 0],
+            task.reward(targets, tokens)[k, 0].tolist(),
+            task.success(targets, tokens)[k, 0].tolist(),
+            strict=True,
+        )
+    ]
+    if args.json:
+        print(json.dumps({"run": str(directory), "seed": seed, "target": args.target, "completions": rows}))
+        return 0
+    table = Table(title=f"{TITLES[config.algo]}, seed {seed}, target {args.target}")
+    for column in ("completion", "sum", "reward"):
+        table.add_column(column, justify="right")
+    for entry in rows:
+        style = "green" if entry["success"] else None
+        table.add_row(" ".join(map(str, entry["completion"])), str(entry["sum"]), f"{entry['reward']:g}", style=style)
+    Console().print(table)
+    return 0
+
+
+def part(args: Any, kind: type[T]) -> T:
+    """The configuration that is part of a command's arguments."""
+    return kind(**{name: getattr(args, name) for name in kind.__dataclass_fields__})
+
+
+def configuration(config: Settings) -> dict[str, Any]:
+    """What a run directory says of its making."""
+    head = {"command": rundir.command(), "created": rundir.now(), "environment": rundir.environment()}
+    return head | dataclasses.asdict(config)
+
+
+def resumed(args: Train | Compare, kind: type[T]) -> tuple[T, dict[str, Any]]:
+    """The configuration of the run to go on with, and its file; UsageError where settings are given beside it."""
+    assert args.resume is not None
+    usual, free = type(args)(), {"resume", "json", "checkpoint_every", "workers"}
+    given = [f.name for f in dataclasses.fields(args) if getattr(args, f.name) != getattr(usual, f.name)]
+    if extra := ["--" + name.replace("_", "-") for name in given if name not in free]:
+        raise UsageError(f"--resume takes its settings from {args.resume}: leave out {', '.join(extra)}")
+    path = args.resume / rundir.CONFIG
+    content = rundir.read_json(path)
+    return from_json(kind, content, path), content
+
+
+def check_checkpoint_every(steps: int) -> None:
+    if steps < 1:
+        raise UsageError(f"--checkpoint-every {steps} is too small: give 1 or more steps")
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, and nothing broken that may be copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_directory(name: str) -> Path:
+    """A new directory below runs/, named by time."""
+    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+
+
+def progress_bars(console: Console) -> Progress:
+    """Bars with the live success rate."""
+    return Progress(
+        TextColumn("{task.description:<28}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[success]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+@contextlib.contextmanager
+def stop_on_interrupt() -> Iterator[list[int]]:
+    """Note Ctrl-C in the list instead of raising; a second one is Python's own again."""
+    seen: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+
+    def note(signum: int, frame: object) -> None:
+        seen.append(signum)
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, previous)

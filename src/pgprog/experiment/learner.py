@@ -1,0 +1,153 @@
+"""What a run moves, K replicas of it, and its checkpoint."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from pgprog.env import DigitSum
+from pgprog.errors import UsageError
+from pgprog.experiment import rundir
+from pgprog.experiment.config import CRITIC_METHODS, RunConfig, Settings
+from pgprog.noise import ReplicaGenerator
+from pgprog.policy import Critic, Policy
+
+
+class Learner(NamedTuple):
+    """Policy, critic and optimiser."""
+
+    policy: Policy
+    critic: Critic | None
+    optimizer: Adam
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    step: int
+    tokens: list[int]
+    """Sampled so far, by each seed."""
+    wall_seconds: float
+
+    def after(self, tokens: Tensor, wall_seconds: float) -> "Progress":
+        """One step later."""
+        more = tokens.round().long().tolist()
+        return Progress(self.step + 1, [a + b for a, b in zip(self.tokens, more, strict=True)], wall_seconds)
+
+
+def make_task(config: Settings) -> DigitSum:
+    """The task of a configuration; raises UsageError where it makes no sense."""
+    try:
+        return DigitSum(
+            seq_len=config.seq_len,
+            digits=config.digits,
+            variable_length=config.variable_length,
+            targets=config.targets,
+            prompt_form=config.prompt_form,
+            reward_form=config.reward_form,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def make_learner(config: RunConfig, seeds: Sequence[int]) -> Learner:
+    """Fresh policies, critics and their optimiser; replica k depends on seeds[k] alone."""
+    task, dtype = make_task(config), getattr(torch, config.dtype)
+    policy = Policy(task, ReplicaGenerator(seeds, "init"), config.hidden, dtype)
+    critic = None
+    groups = [{"params": list(policy.parameters()), "lr": config.policy_lr}]
+    if config.algo in CRITIC_METHODS:
+        critic = Critic(task, ReplicaGenerator(seeds, "critic"), config.hidden, dtype)
+        groups.append({"params": list(critic.parameters()), "lr": config.critic_lr})
+    return Learner(policy, critic, Adam(groups))
+
+
+def named_tensors(learner: Learner) -> dict[str, Tensor]:
+    """Every tensor that a run goes on from, by name."""
+    tensors = {f"policy.{name}": p.detach() for name, p in learner.policy.named_parameters()}
+    if learner.critic is not None:
+        tensors |= {f"critic.{name}": p.detach() for name, p in learner.critic.named_parameters()}
+    for index, state in learner.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    return tensors
+
+
+def save(directory: Path, config: RunConfig, seeds: Sequence[int], learner: Learner, progress: Progress) -> None:
+    """Write the run's checkpoint, whole or not at all."""
+    metadata = {
+        "config": json.dumps(config.as_dict()),
+        "seeds": json.dumps(list(seeds)),
+        "step": json.dumps(progress.step),
+        "tokens": json.dumps(progress.tokens),
+        "wall_seconds": json.dumps(progress.wall_seconds),
+    }
+    rundir.save_checkpoint(directory, named_tensors(learner), metadata)
+
+
+def restore(directory: Path, config: RunConfig, seeds: Sequence[int], learner: Learner) -> Progress | None:
+    """Put a fresh learner where the run's checkpoint left it; None where there is no checkpoint.
+
+    Raises:
+        UsageError: a checkpoint that is damaged, or of another run or version.
+    """
+    path = directory / rundir.CHECKPOINT
+    if not path.exists():
+        return None
+    tensors, metadata = load_checked(directory, config, seeds)
+    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    learner.optimizer.step()  # makes the optimiser's tensors, to be written over
+    learner.optimizer.zero_grad()
+    mine = named_tensors(learner)
+    if mine.keys() != tensors.keys() or any(
+        mine[n].shape != t.shape or mine[n].dtype != t.dtype for n, t in tensors.items()
+    ):
+        raise UsageError(f"{path} does not fit {rundir.CONFIG} beside it: it is of another shape or version")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            mine[name].copy_(tensor)
+    return Progress(
+        step=json.loads(metadata["step"]),
+        tokens=json.loads(metadata["tokens"]),
+        wall_seconds=json.loads(metadata["wall_seconds"]),
+    )
+
+
+def load_checked(
+    directory: Path, config: RunConfig, seeds: Sequence[int] | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a checkpoint that was made by this configuration (and these seeds)."""
+    tensors, metadata = rundir.load_checkpoint(directory)
+    path = directory / rundir.CHECKPOINT
+    if missing := {"config", "seeds", "step", "tokens", "wall_seconds"} - metadata.keys():
+        raise UsageError(f"{path} is no checkpoint of this version: it lacks {', '.join(sorted(missing))}")
+    made_by = json.loads(metadata["config"])
+    if differing := [name for name, value in config.as_dict().items() if made_by.get(name) != value]:
+        name = differing[0]
+        raise UsageError(
+            f"{path} does not fit {rundir.CONFIG} beside it: {name} is {made_by.get(name)!r} in the one and "
+            f"{getattr(config, name)!r} in the other"
+        )
+    if seeds is not None and json.loads(metadata["seeds"]) != list(seeds):
+        raise UsageError(f"{path} is of seeds {metadata['seeds']}, not {list(seeds)}")
+    return tensors, metadata
+
+
+def load_policy(directory: Path, config: RunConfig) -> tuple[Policy, list[int]]:
+    """The policy of a run's checkpoint, and its seeds; raises UsageError where it does not fit the run's config."""
+    tensors, metadata = load_checked(directory, config, None)
+    seeds = json.loads(metadata["seeds"])
+    policy = make_learner(config, seeds).policy
+    try:
+        policy.load_state_dict({n.removeprefix("policy."): t for n, t in tensors.items() if n.startswith("policy.")})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{directory / rundir.CHECKPOINT} does not fit {rundir.CONFIG} beside it: {reason}") from error
+    return policy, seeds

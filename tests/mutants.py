@@ -1,0 +1,790 @@
+"""Faults planted one at a time: each must turn a test red, or the suite proves nothing.
+
+    python tests/mutants.py [WORD ...]        all of them, or those whose name holds one of the words
+
+Each mutant is one patch of a copy of ``src``; the tree itself is never touched. The suite must be green on the
+unpatched copy. Most of them are faults of public code: ``seen`` names where, by its number in the lists that this
+project keeps (M: bugs in the wild, A-G: public trackers). Exits 1 if one survives, does not apply, or breaks
+the import.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = 2
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str  # in src/pgprog
+    old: str  # occurs once
+    new: str
+    test: str  # the file of tests that must go red
+    seen: str = ""
+
+
+ADVANTAGES, OBJECTIVES, UPDATE = (f"algorithms/{name}.py" for name in ("advantages", "objectives", "update"))
+SUM_MEAN = "torch.where(mask, per_token, 0).sum(-1).mean((-2, -1))"
+
+MUTANTS = [
+    # ---- advantages ----
+    Mutant(
+        "rloo baseline holds the sample itself",
+        ADVANTAGES,
+        "sum(-1, keepdim=True) - r) / (n - 1).clamp(min=1)",
+        "sum(-1, keepdim=True)) / n.clamp(min=1)",
+        "test_ladder.py",
+        "B11",
+    ),
+    Mutant(
+        "rloo divides by all",
+        ADVANTAGES,
+        "- r) / (n - 1).clamp(min=1)",
+        "- r) / n.clamp(min=1)",
+        "test_ladder.py",
+        "B9",
+    ),
+    Mutant(
+        "grpo ddof 0",
+        ADVANTAGES,
+        "ddof: int = 1, eps: float = 1e-6",
+        "ddof: int = 0, eps: float = 1e-6",
+        "test_ladder.py",
+        "B9",
+    ),
+    Mutant("grpo eps of another library", ADVANTAGES, "eps: float = 1e-6", "eps: float = 1e-4", "test_ladder.py"),
+    Mutant(
+        "ppo ddof ignored", ADVANTAGES, "(n - ddof).clamp(min=1)", "(n - 1).clamp(min=1)", "test_advantages.py", "M9"
+    ),
+    Mutant(
+        "grpo takes the statistics of the batch",
+        ADVANTAGES,
+        "_z_score(r, valid, (-1,), ddof, eps)",
+        "_z_score(r, valid, (-2, -1), ddof, eps)",
+        "test_ladder.py",
+        "B4",
+    ),
+    Mutant(
+        "standardize takes the statistics of the group",
+        ADVANTAGES,
+        "_z_score(a, valid, (-2, -1), ddof, eps)",
+        "_z_score(a, valid, (-1,), ddof, eps)",
+        "test_ladder.py",
+        "B4",
+    ),
+    Mutant("batch mean is the mean of the group", ADVANTAGES, "batch = (-2, -1)", "batch = (-1,)", "test_ladder.py"),
+    Mutant(
+        "batch mean over all replicas",
+        ADVANTAGES,
+        "batch = (-2, -1)",
+        "batch = tuple(range(-rewards.dim(), 0))",
+        "test_ladder.py",
+    ),
+    Mutant(
+        "eps inside the root",
+        ADVANTAGES,
+        "centred / (std + eps)",
+        "centred / (std.square() + eps).sqrt()",
+        "test_advantages.py",
+    ),
+    Mutant(
+        "whitening adds the mean again",
+        ADVANTAGES,
+        "centred / (std + eps), 0)",
+        "centred / (std + eps) + _mean(r, valid, dims), 0)",
+        "test_advantages.py",
+        "M3",
+    ),
+    Mutant(
+        "z-score of equal rewards is a residue over eps",
+        ADVANTAGES,
+        "r = _from_smallest(r, valid, dims)",
+        "r = torch.where(valid, r, 0)",
+        "test_advantages.py",
+        "B5",
+    ),
+    Mutant(
+        "rloo of equal rewards is a residue",
+        ADVANTAGES,
+        "r = _from_smallest(r, valid, (-1,))",
+        "r = torch.where(valid, r, 0)",
+        "test_advantages.py",
+        "B5",
+    ),
+    Mutant(
+        "batch mean of equal rewards is a residue",
+        ADVANTAGES,
+        "r = _from_smallest(r, valid, batch)",
+        "r = torch.where(valid, r, 0)",
+        "test_advantages.py",
+        "B5",
+    ),
+    Mutant(
+        "a group of one passes",
+        ADVANTAGES,
+        "rewards.shape[-1] < 2",
+        "rewards.shape[-1] < 1",
+        "test_advantages.py",
+        "M4, B6",
+    ),
+    Mutant(
+        "values broadcast over the batch",
+        ADVANTAGES,
+        "if values.shape != rewards.shape[:-1]:",
+        "if False:",
+        "test_advantages.py",
+        "M8, B10",
+    ),
+    Mutant(
+        "values not detached",
+        ADVANTAGES,
+        "values.detach().unsqueeze(-1)",
+        "values.unsqueeze(-1)",
+        "test_advantages.py",
+        "M9, G3",
+    ),
+    Mutant(
+        "what is invalid enters the mean's denominator",
+        ADVANTAGES,
+        "valid.sum(dims, keepdim=True).clamp(min=1)",
+        "torch.ones_like(valid).sum(dims, keepdim=True)",
+        "test_advantages.py",
+        "A3",
+    ),
+    Mutant(
+        "what is invalid enters the std's denominator",
+        ADVANTAGES,
+        "(n - ddof).clamp(min=1)",
+        "(torch.ones_like(valid).sum(dims, keepdim=True) - ddof)",
+        "test_advantages.py",
+        "A3",
+    ),
+    Mutant(
+        "what is invalid enters the smallest",
+        ADVANTAGES,
+        "torch.where(valid, r, torch.inf).amin",
+        "torch.where(valid, r, 0).amin",
+        "test_advantages.py",
+    ),
+    Mutant("NaN goes unmarked", ADVANTAGES, "if not rewards.isfinite().all():", "if False:", "test_advantages.py"),
+    Mutant(
+        "every row its own group",
+        ADVANTAGES,
+        "groups.setdefault(group, [])",
+        "groups.setdefault(len(groups), [])",
+        "test_advantages.py",
+        "B3",
+    ),
+    Mutant(
+        "unscorable rewards count as 0",
+        ADVANTAGES,
+        'float("nan") if reward is None',
+        "0.0 if reward is None",
+        "test_advantages.py",
+    ),
+    # ---- objectives ----
+    Mutant(
+        "policy gradient descends",
+        OBJECTIVES,
+        "return -sequence_sum_mean(logprobs",
+        "return sequence_sum_mean(logprobs",
+        "test_ladder.py",
+    ),
+    Mutant(
+        "each sequence is divided by its length",
+        OBJECTIVES,
+        SUM_MEAN,
+        "(torch.where(mask, per_token, 0).sum(-1) / mask.sum(-1).clamp(min=1)).mean((-2, -1))",
+        "test_ladder.py",
+        "M6, M14, A6",
+    ),
+    Mutant(
+        "mean over the tokens of the batch",
+        OBJECTIVES,
+        SUM_MEAN,
+        "torch.where(mask, per_token, 0).sum((-3, -2, -1)) / mask.sum((-3, -2, -1)).clamp(min=1)",
+        "test_ladder.py",
+        "A5",
+    ),
+    Mutant(
+        "each sequence is divided by T",
+        OBJECTIVES,
+        SUM_MEAN,
+        SUM_MEAN.replace(".sum(-1)", ".mean(-1)"),
+        "test_ladder.py",
+        "A2",
+    ),
+    Mutant(
+        "mean over sequences that are not masked away",
+        OBJECTIVES,
+        SUM_MEAN,
+        "torch.where(mask, per_token, 0).sum((-3, -2, -1)) / mask.any(-1).sum((-2, -1)).clamp(min=1)",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "loss is a mean over replicas",
+        OBJECTIVES,
+        SUM_MEAN,
+        SUM_MEAN + " / max(1, mask.shape[0] * (mask.dim() > 3))",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "mask ignored in the sum", OBJECTIVES, SUM_MEAN, "per_token.sum(-1).mean((-2, -1))", "test_objectives.py", "D2"
+    ),
+    Mutant(
+        "mask shifted", OBJECTIVES, SUM_MEAN, SUM_MEAN.replace("mask,", "mask.roll(1, -1),"), "test_ladder.py", "D1"
+    ),
+    Mutant(
+        "mask multiplied: NaN comes through",
+        OBJECTIVES,
+        SUM_MEAN,
+        "(per_token * mask).sum(-1).mean((-2, -1))",
+        "test_objectives.py",
+        "A3",
+    ),
+    Mutant(
+        "masked tokens in the denominator",
+        OBJECTIVES,
+        "mask.sum(tokens).clamp(min=1)",
+        "torch.ones_like(mask).sum(tokens)",
+        "test_update.py",
+        "A3, G5",
+    ),
+    Mutant(
+        "everything masked is NaN",
+        OBJECTIVES,
+        "mask.sum(tokens).clamp(min=1)",
+        "mask.sum(tokens)",
+        "test_objectives.py",
+        "A3",
+    ),
+    Mutant(
+        "clip: min and max swapped",
+        OBJECTIVES,
+        "torch.minimum(ratio",
+        "torch.maximum(ratio",
+        "test_objectives.py",
+        "M15",
+    ),
+    Mutant(
+        "clip: min before A",
+        OBJECTIVES,
+        "torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)",
+        "torch.minimum(ratio, ratio.clamp(1 - clip, 1 + clip)) * A",
+        "test_objectives.py",
+        "C3",
+    ),
+    Mutant(
+        "clip: no min",
+        OBJECTIVES,
+        "torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)",
+        "ratio.clamp(1 - clip, 1 + clip) * A",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "clip: one side only",
+        OBJECTIVES,
+        "ratio.clamp(1 - clip, 1 + clip) * A",
+        "ratio.clamp(max=1 + clip) * A",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "ratio old over new",
+        OBJECTIVES,
+        "logprobs - old_logprobs.detach(), 0)",
+        "old_logprobs.detach() - logprobs, 0)",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "old log-probabilities not detached",
+        OBJECTIVES,
+        "logprobs - old_logprobs.detach(), 0)",
+        "logprobs - old_logprobs, 0)",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "clipped objective ascends",
+        OBJECTIVES,
+        "Surrogate(-sequence_sum_mean(",
+        "Surrogate(sequence_sum_mean(",
+        "test_ladder.py",
+    ),
+    Mutant(
+        "clip fraction inverted",
+        OBJECTIVES,
+        "((A > 0) & (ratio > 1 + clip)) | ((A < 0) & (ratio < 1 - clip))",
+        "((A < 0) & (ratio > 1 + clip)) | ((A > 0) & (ratio < 1 - clip))",
+        "test_objectives.py",
+        "C2",
+    ),
+    Mutant(
+        "clip fraction without the sign of A",
+        OBJECTIVES,
+        "((A > 0) & (ratio > 1 + clip)) | ((A < 0) & (ratio < 1 - clip))",
+        "(ratio > 1 + clip) | (ratio < 1 - clip)",
+        "test_objectives.py",
+        "C2",
+    ),
+    Mutant(
+        "clip fraction over masked tokens too",
+        OBJECTIVES,
+        "kept.sum(tokens).clamp(min=1)",
+        "torch.ones_like(kept).sum(tokens)",
+        "test_objectives.py",
+        "A3",
+    ),
+    Mutant(
+        "sequence ratio is a mean",
+        OBJECTIVES,
+        "log_ratio.sum(-1, keepdim=True)",
+        "log_ratio.mean(-1, keepdim=True)",
+        "test_objectives.py",
+        "C5, C6",
+    ),
+    Mutant(
+        "masked tokens move the sequence ratio",
+        OBJECTIVES,
+        "torch.where(mask, logprobs - old_logprobs.detach(), 0)",
+        "logprobs - old_logprobs.detach()",
+        "test_objectives.py",
+        "C5",
+    ),
+    Mutant(
+        "advantage may carry a gradient",
+        OBJECTIVES,
+        "if advantages.requires_grad:",
+        "if False:",
+        "test_objectives.py",
+        "M9, G3",
+    ),
+    Mutant(
+        "value loss broadcasts",
+        OBJECTIVES,
+        "if values.shape != rewards.shape[:-1]:",
+        "if False:",
+        "test_objectives.py",
+        "M8",
+    ),
+    Mutant("value loss is a sum", OBJECTIVES, ".square().mean((-2, -1))", ".square().sum((-2, -1))", "test_ladder.py"),
+    Mutant(
+        "value loss moves the rewards, not the values",
+        OBJECTIVES,
+        "rewards.detach() - values.unsqueeze(-1)",
+        "rewards - values.detach().unsqueeze(-1)",
+        "test_objectives.py",
+        "G3",
+    ),
+    # ---- update ----
+    Mutant(
+        "advantage not detached",
+        UPDATE,
+        "A = advantage(batch).detach()",
+        "A = advantage(batch)",
+        "test_update.py",
+        "G3",
+    ),
+    Mutant("loss averaged over replicas", UPDATE, ".sum().backward()", ".mean().backward()", "test_ladder.py", "A2"),
+    Mutant(
+        "old log-probabilities recomputed",
+        UPDATE,
+        "constraint(logprobs, old_logprobs, A, batch.mask)",
+        "constraint(logprobs, logprobs.detach(), A, batch.mask)",
+        "test_ladder.py",
+        "C4",
+    ),
+    Mutant(
+        "entropy is punished",
+        UPDATE,
+        "surrogate.loss - entropy_coef",
+        "surrogate.loss + entropy_coef",
+        "test_ladder.py",
+        "G5",
+    ),
+    Mutant(
+        "entropy is a mean over tokens",
+        UPDATE,
+        "entropy_coef * sequence_sum_mean(",
+        "entropy_coef * token_mean(",
+        "test_ladder.py",
+        "M13, G5",
+    ),
+    Mutant(
+        "clip of gradients over all replicas together",
+        UPDATE,
+        "max_norm / norm.clamp(min=max_norm)",
+        "max_norm / norm.norm().expand_as(norm).clamp(min=max_norm)",
+        "test_update.py",
+    ),
+    Mutant(
+        "small gradients are scaled up",
+        UPDATE,
+        "max_norm / norm.clamp(min=max_norm)",
+        "max_norm / norm",
+        "test_update.py",
+    ),
+    Mutant(
+        "critic's values carry a gradient",
+        UPDATE,
+        "critic(batch.targets).detach()",
+        "critic(batch.targets)",
+        "test_update.py",
+        "G3",
+    ),
+    Mutant(
+        "critic's gradient is in the norm",
+        UPDATE,
+        "clip_grad_norm(policy.parameters(), max_grad_norm)",
+        "clip_grad_norm([*policy.parameters(), *([critic.hidden_weight] if critic else [])], max_grad_norm)",
+        "test_update.py",
+    ),
+    Mutant("gradients pile up", UPDATE, "optimizer.zero_grad()", "pass", "test_update.py", "A2"),
+    Mutant(
+        "bound of gradients not passed on",
+        "algorithms/rloo.py",
+        "max_grad_norm=max_grad_norm,",
+        "max_grad_norm=1.0,",
+        "test_ladder.py",
+        "M10",
+    ),
+    Mutant(
+        "all right and all wrong by the wrong quantifier",
+        UPDATE,
+        "~batch.success.any(-1), batch.success.all(-1)",
+        "~batch.success.all(-1), batch.success.any(-1)",
+        "test_update.py",
+    ),
+    Mutant(
+        "equal rewards by the batch",
+        UPDATE,
+        "batch.rewards.amax(-1) == batch.rewards.amin(-1)",
+        "(batch.rewards.amax((-2, -1)) == batch.rewards.amin((-2, -1)))[..., None].expand(batch.rewards.shape[:-1])",
+        "test_update.py",
+        "B7",
+    ),
+    Mutant(
+        "entropy metric over padding too",
+        UPDATE,
+        "token_mean(batch.entropies, batch.mask)",
+        "batch.entropies.mean((-3, -2, -1))",
+        "test_update.py",
+        "D3, G5",
+    ),
+    Mutant(
+        "length counts padding",
+        UPDATE,
+        '"length": batch.mask.sum(-1)',
+        '"length": torch.ones_like(batch.mask).sum(-1)',
+        "test_update.py",
+        "D2",
+    ),
+    Mutant("negative advantages count as none", UPDATE, "= A, A == 0", "= A, A <= 0", "test_update.py"),
+    # ---- the ladder ----
+    Mutant(
+        "ppo without its z-score",
+        "algorithms/ppo.py",
+        "return standardize(raw_advantage(batch))",
+        "return raw_advantage(batch)",
+        "test_ladder.py",
+    ),
+    Mutant("ppo's epochs not passed on", "algorithms/ppo.py", "epochs=epochs,", "epochs=1,", "test_ladder.py", "M10"),
+    Mutant(
+        "ppo's clip not passed on",
+        "algorithms/ppo.py",
+        "clip=clip, ratio_level=ratio_level",
+        "ratio_level=ratio_level",
+        "test_ladder.py",
+        "M10",
+    ),
+    Mutant(
+        "ppo's ratio level not passed on",
+        "algorithms/ppo.py",
+        "clip=clip, ratio_level=ratio_level",
+        "clip=clip",
+        "test_ladder.py",
+        "M10, A7",
+    ),
+    Mutant(
+        "grpo's entropy bonus not passed on",
+        "algorithms/grpo.py",
+        "entropy_coef=entropy_coef,",
+        "entropy_coef=0.0,",
+        "test_ladder.py",
+        "M10, E5",
+    ),
+    Mutant(
+        "actor-critic learns from its return",
+        "algorithms/actor_critic.py",
+        "value_baseline(batch.rewards, batch.values)",
+        "batch.rewards",
+        "test_ladder.py",
+        "G2",
+    ),
+    # ---- the task ----
+    Mutant(
+        "EOS is not in the mask",
+        "env.py",
+        "return (ended == 0) | ((ended == 1) & (tokens == self.eos))",
+        "return ended == 0",
+        "test_env.py",
+        "D2",
+    ),
+    Mutant(
+        "one token of padding is in the mask",
+        "env.py",
+        "((ended == 1) & (tokens == self.eos))",
+        "(ended == 1)",
+        "test_env.py",
+        "D2",
+    ),
+    Mutant(
+        "digits after EOS count",
+        "env.py",
+        "counts = self.mask(tokens) & (tokens != self.eos)",
+        "counts = tokens != self.eos",
+        "test_env.py",
+    ),
+    Mutant("halfway at half", "env.py", "(2 * sums > goal)", "(2 * sums >= goal)", "test_env.py"),
+    Mutant("halfway at every token past half", "env.py", "(past & (past.cumsum(-1) == 1))", "past", "test_env.py"),
+    Mutant(
+        "potential with the other sign", "env.py", "(phi - before) * mask", "(before - phi) * mask", "test_env.py", "E2"
+    ),
+    Mutant(
+        "potential starts at 0",
+        "env.py",
+        "torch.ones_like(phi[..., :1])",
+        "torch.zeros_like(phi[..., :1])",
+        "test_env.py",
+    ),
+    Mutant(
+        "EOS does not end what can be reached",
+        "env.py",
+        "left = torch.where(last, 0, left)",
+        "left = left.expand_as(sums)",
+        "test_env.py",
+        "G1",
+    ),
+    Mutant(
+        "the largest target is never drawn",
+        "env.py",
+        "(self.max_target + 1)).long()",
+        "self.max_target).long()",
+        "test_env.py",
+    ),
+    Mutant(
+        "the largest digit is never in a target",
+        "env.py",
+        "self.seq_len) * self.digits)",
+        "self.seq_len) * (self.digits - 1))",
+        "test_env.py",
+    ),
+    Mutant(
+        "targets are written backwards",
+        "env.py",
+        "in reversed(range(self.target_width))",
+        "in range(self.target_width)",
+        "test_env.py",
+    ),
+    # ---- noise ----
+    Mutant(
+        "replicas share their noise",
+        "noise.py",
+        "np.stack([bits.random(shape) for bits in self._bits])",
+        "np.stack([self._bits[0].random(shape)] * len(self._bits))",
+        "test_noise.py",
+    ),
+    Mutant(
+        "noise depends on the place of a replica",
+        "noise.py",
+        "for seed in self.seeds\n",
+        "for seed in range(len(self.seeds))\n",
+        "test_noise.py",
+    ),
+    Mutant("every step draws the same", "noise.py", "[0, 0, 0, step]", "[0, 0, 0, 0]", "test_noise.py"),
+    Mutant("steps overlap", "noise.py", "[0, 0, 0, step]", "[step, 0, 0, 0]", "test_noise.py"),
+    Mutant("streams are one", "noise.py", "STREAMS[self.stream]]", "0]", "test_noise.py"),
+    Mutant("float32 noise reaches 1", "noise.py", ".clamp_(max=1 - torch.finfo(dtype).eps / 2)", "", "test_noise.py"),
+    # ---- the policy ----
+    Mutant(
+        "score reads the token that it scores",
+        "policy.py",
+        "[hidden, *self._read_tokens(tokens.view(K, P * G, T)[..., :-1], hidden)]",
+        "self._read_tokens(tokens.view(K, P * G, T), hidden)",
+        "test_policy.py",
+        "D1",
+    ),
+    Mutant(
+        "sampler has a temperature",
+        "policy.py",
+        "self._logits(hidden).softmax(-1)",
+        "(self._logits(hidden) / 0.7).softmax(-1)",
+        "test_policy.py",
+        "M7, F1",
+    ),
+    Mutant(
+        "sampler takes the two likeliest",
+        "policy.py",
+        "self._logits(hidden).softmax(-1)",
+        "(x := self._logits(hidden)).masked_fill(x < x.topk(2).values[..., -1:], -torch.inf).softmax(-1)",
+        "test_policy.py",
+        "M7",
+    ),
+    Mutant(
+        "a token of probability 0 at noise 0",
+        "policy.py",
+        "(cdf[..., :-1] <= noise",
+        "(cdf[..., :-1] < noise",
+        "test_policy.py",
+    ),
+    Mutant(
+        "one number for all tokens of a completion",
+        "policy.py",
+        "noise[..., t, None]",
+        "noise[..., 0, None]",
+        "test_policy.py",
+    ),
+    Mutant(
+        "no padding after EOS",
+        "policy.py",
+        "tokens[..., t].masked_fill_(",
+        "tokens[..., t].masked_fill(",
+        "test_policy.py",
+        "D2",
+    ),
+    Mutant(
+        "score is not masked",
+        "policy.py",
+        "return logprobs.where(mask, 0), entropies.where(mask, 0)",
+        "return logprobs, entropies",
+        "test_policy.py",
+        "D2",
+    ),
+    Mutant("entropy has the other sign", "policy.py", "entropies = -(log_pi", "entropies = (log_pi", "test_policy.py"),
+    Mutant(
+        "prompts tiled, completions repeated",
+        "policy.py",
+        "self._read_prompts(targets).repeat_interleave(G, dim=1)",
+        "self._read_prompts(targets).repeat(1, G, 1)",
+        "test_policy.py",
+        "B1",
+    ),
+    Mutant(
+        "sampler's prompts tiled",
+        "policy.py",
+        "self._read_prompts(targets).repeat_interleave(group_size, dim=1)",
+        "self._read_prompts(targets).repeat(1, group_size, 1)",
+        "test_policy.py",
+        "B1",
+    ),
+    Mutant(
+        "GRU keeps the new where it should keep the old",
+        "policy.py",
+        "hidden = n + z * (hidden - n)",
+        "hidden = hidden + z * (n - hidden)",
+        "test_policy.py",
+    ),
+    Mutant(
+        "GRU resets the state before its product",
+        "policy.py",
+        "+ r * u[..., 2 * H :])",
+        "+ u[..., 2 * H :])",
+        "test_policy.py",
+    ),
+    Mutant("features are narrower", "policy.py", "(2 * PROMPT_WIDTH**2)", "PROMPT_WIDTH**2", "test_policy.py"),
+    Mutant(
+        "entropies carry no gradient",
+        "policy.py",
+        "entropies=entropies,",
+        "entropies=entropies.detach(),",
+        "test_ladder.py",
+        "E5",
+    ),
+    Mutant(
+        "success is reward",
+        "policy.py",
+        "success=policy.task.success(targets, tokens)",
+        "success=policy.task.reward(targets, tokens) > 0",
+        "test_policy.py",
+        "M11",
+    ),
+]
+
+# Runs pytest on the copy, and says with a code of its own if another pgprog was imported.
+RUN = """
+import importlib.util, sys
+copy, *arguments = sys.argv[1:]
+if not importlib.util.find_spec("pgprog").origin.startswith(copy):
+    sys.exit(99)
+import pytest
+code = pytest.main(arguments)
+ours = [m.__file__ for name, m in sys.modules.items() if name.split(".")[0] == "pgprog" and m.__file__]
+sys.exit(code if ours and all(file.startswith(copy) for file in ours) else 99)
+"""
+
+
+def patched(mutant: Mutant, root: Path = ROOT / "src") -> str:
+    """The file's text with the fault in it. Raises ValueError where the old text is not there exactly once."""
+    text = (root / "pgprog" / mutant.file).read_text()
+    if (n := text.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant.name}: old text occurs {n} times in {mutant.file}")
+    return text.replace(mutant.old, mutant.new)
+
+
+def run_tests(copy: Path, files: list[str]) -> tuple[int, str]:
+    """Pytest's exit code on these test files with ``copy`` imported as pgprog, and its output."""
+    env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    options = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(copy), *options, *(str(ROOT / "tests" / file) for file in files)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def try_mutant(mutant: Mutant, source: Path) -> str:
+    """``killed``, or what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder).resolve()
+        shutil.copytree(source, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        try:
+            text = patched(mutant, copy)
+        except ValueError as error:
+            return f"DOES NOT APPLY: {error}"
+        (copy / "pgprog" / mutant.file).write_text(text)
+        code, output = run_tests(copy, [mutant.test])
+    if code == 1:
+        red = [line.split(" - ")[0] for line in output.splitlines() if line.startswith("FAILED")]
+        return f"killed by {red[0].split('::')[-1]}" if red else "BROKEN: no test is named\n" + output[-2000:]
+    return "SURVIVED" if code == 0 else f"BROKEN: exit code {code}\n{output[-2000:]}"
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not words or any(word in m.name for word in words)]
+    with tempfile.TemporaryDirectory(prefix="unpatched-") as folder, ThreadPoolExecutor(WORKERS) as pool:
+        source = Path(folder).resolve()  # one snapshot: the tree may be edited meanwhile
+        shutil.copytree(ROOT / "src", source, dirs_exist_ok=True)
+        code, output = run_tests(source, sorted({m.test for m in chosen}))
+        if code != 0:
+            print(f"the suite is not green without a mutant (exit code {code})\n{output[-3000:]}")
+            return 1
+        verdicts = pool.map(lambda mutant: try_mutant(mutant, source), chosen)
+        bad = 0
+        for mutant, verdict in zip(chosen, verdicts, strict=True):
+            bad += not verdict.startswith("killed")
+            print(f"{mutant.name} [{mutant.file}]: {verdict}", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} mutants killed")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
