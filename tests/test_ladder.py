@@ -494,9 +494,6 @@ def test_a_diverged_replica_leaves_the_others_bit_for_bit_as_they_were(name):
         oracles.same(sound_metrics[metric][[0, 2]], beside_metrics[metric][[0, 2]])
 
 
-@pytest.mark.xfail(
-    reason="standardize refuses the batch of all replicas for the NaN of one", strict=True, raises=ValueError
-)
 def test_a_diverged_critic_leaves_the_other_replicas_of_ppo_alone():
     task = DigitSum(seq_len=2, digits=3)
     policy = Policy(task, ReplicaGenerator([0, 1], "init"), hidden=4, dtype=torch.float64)

@@ -116,7 +116,8 @@ def standardize(
     Bias: mean and std hold the sample; the direction is right only as the batch grows.
     Edge: equal advantages 0; one sample 0.
     """
-    a, valid = _check(advantages, valid)
+    # Not refused, as a NaN reward is: an advantage that has diverged with its critic stays with its own replica.
+    a, valid = _check(advantages, valid, finite=False)
     return _z_score(a, valid, (-2, -1), ddof, eps)
 
 
@@ -145,7 +146,7 @@ def group_rows(
     return torch.where(valid, table, 0), valid
 
 
-def _check(rewards: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+def _check(rewards: Tensor, valid: Tensor | None, finite: bool = True) -> tuple[Tensor, Tensor]:
     """Refuse wrong shapes and unmarked NaN; return the rewards with 0 where not valid, and valid."""
     if rewards.dim() < 2:
         raise ValueError(f"rewards have shape {tuple(rewards.shape)}: (..., P, G) wanted, prompts by completions")
@@ -158,7 +159,7 @@ def _check(rewards: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
             f"valid is {valid.dtype} {tuple(valid.shape)}: bool {tuple(rewards.shape)} wanted, as the rewards"
         )
     rewards = torch.where(valid, rewards, 0)
-    if not rewards.isfinite().all():
+    if finite and not rewards.isfinite().all():
         raise ValueError("a reward is NaN or infinite: mark it with valid=rewards.isfinite() to leave it out")
     return rewards, valid
 
@@ -186,4 +187,4 @@ def _z_score(r: Tensor, valid: Tensor, dims: tuple[int, ...], ddof: int, eps: fl
     centred = torch.where(valid, r - _mean(r, valid, dims), 0)
     n = valid.sum(dims, keepdim=True)
     std = (centred.square().sum(dims, keepdim=True) / (n - ddof).clamp(min=1)).sqrt()
-    return torch.where(valid & (std > 0), centred / (std + eps), 0)
+    return torch.where(valid & (std != 0), centred / (std + eps), 0)

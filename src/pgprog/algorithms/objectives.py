@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0  # a ratio of 5e8
+
 
 class Surrogate(NamedTuple):
     """A loss (...), with gradient, and what is worth watching about it."""
@@ -72,7 +74,13 @@ def clipped_surrogate(
         raise ValueError(
             f"clip {clip} is out of range: a ratio is kept within 1 - clip and 1 + clip, give 0 < clip < 1"
         )
+    if ratio_level not in ("token", "sequence"):
+        raise ValueError(f"ratio_level {ratio_level!r} is unknown: choose token or sequence")
     A = _per_token(advantages, logprobs, mask)
+    if old_logprobs.shape != logprobs.shape:
+        raise ValueError(
+            f"old_logprobs have shape {tuple(old_logprobs.shape)}: {tuple(logprobs.shape)} wanted, as logprobs"
+        )
     log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0)
     kept = mask
     if ratio_level == "sequence":
@@ -82,7 +90,8 @@ def clipped_surrogate(
             )
         # One ratio and one advantage per sequence, kept on the token axis as its only entry.
         log_ratio, A, kept = log_ratio.sum(-1, keepdim=True), A[..., :1], mask.any(-1, keepdim=True)
-    ratio = log_ratio.exp()
+    # Where A >= 0 the clip takes the gradient long before exp overflows, and 0 * inf would be NaN.
+    ratio = torch.where(A < 0, log_ratio, log_ratio.clamp(max=MAX_LOG_RATIO)).exp()
     objective = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
     with torch.no_grad():
         clipped = kept & (((A > 0) & (ratio > 1 + clip)) | ((A < 0) & (ratio < 1 - clip)))
@@ -125,7 +134,7 @@ def _per_token(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
     if advantages.shape == logprobs.shape[:-1]:
         return advantages.unsqueeze(-1)
     if advantages.shape == logprobs.shape:
-        return advantages
+        return torch.where(mask, advantages, 0)  # a NaN after the end would reach the gradient as 0 * NaN
     raise ValueError(
         f"advantages have shape {tuple(advantages.shape)}: {tuple(logprobs.shape[:-1])}, one per sequence, or "
         f"{tuple(logprobs.shape)}, one per token, wanted"

@@ -99,8 +99,9 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "K P G"] | Float[Tensor, "K
     """
     axes = (-2, -1)
     if A.dim() > batch.rewards.dim():
-        per_sequence = (A * batch.mask).sum(-1) / batch.mask.sum(-1).clamp(min=1)
-        zero = (A * batch.mask == 0).all(-1)
+        A = A.where(batch.mask, 0)
+        per_sequence = A.sum(-1) / batch.mask.sum(-1).clamp(min=1)
+        zero = (A == 0).all(-1)
     else:
         per_sequence, zero = A, A == 0
     metrics = {

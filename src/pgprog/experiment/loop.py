@@ -173,8 +173,8 @@ def metric_rows(step: int, seeds: Sequence[int], config: RunConfig, metrics: Met
 
 def refuse_divergence(step: int, seeds: Sequence[int], metrics: Metrics) -> None:
     """Stop at the first loss or gradient that is no number."""
-    for name in ("loss", "grad_norm"):
-        bad = ~metrics[name].isfinite()
+    for name in ("loss", "grad_norm", "value_loss"):
+        bad = ~metrics.get(name, metrics["loss"]).isfinite()
         if bad.any():
             seed = seeds[int(bad.nonzero()[0, 0])]
             raise UsageError(
