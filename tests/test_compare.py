@@ -41,6 +41,11 @@ def test_the_default_plan_gives_all_the_same_prompts_and_repeats_group_methods_a
     assert all(job.seeds == (0, 1, 2, 3, 4) for job in (*main_jobs, *equal_jobs))
 
 
+def test_seeds_begin_where_they_are_told_to():
+    main_jobs, _, _ = plan(CompareConfig(seeds=2, first_seed=100), None)
+    assert {job.seeds for job in main_jobs} == {(100, 101)}
+
+
 def test_a_larger_budget_repeats_the_methods_that_had_less():
     _, equal_jobs, budget = plan(CompareConfig(equal_rollouts=204_800), None)
     assert budget == 204_800

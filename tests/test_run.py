@@ -187,6 +187,7 @@ BAD = {
     "twice": (["compare", "--algos", "grpo", "grpo"], r"names one twice"),
     "workers": (["compare", "--workers", "0"], r"--workers 0 is too few"),
     "budget": (["compare", "--equal-rollouts", "10"], r"--equal-rollouts 10 is less than one step"),
+    "first seed": (["compare", "--first-seed", "-1"], r"--first-seed -1 is out of range"),
     "no run": (["sample", "--run", "/nowhere", "--target", "3"], r"/nowhere/config.json does not exist"),
     "no advantage file": (["train", "--advantage", "nowhere.py:f"], r"--advantage 'nowhere.py:f' is not there"),
 }

@@ -44,6 +44,8 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
         raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}")
     if config.seeds < 1:
         raise UsageError(f"--seeds {config.seeds} is too few: give how many seeds to train, 1 or more")
+    if not 0 <= config.first_seed < 2**62:
+        raise UsageError(f"--first-seed {config.first_seed} is out of range: give an integer in [0, 2**62)")
     if config.group_steps is not None and config.group_steps < 1:
         raise UsageError(f"--group-steps {config.group_steps} is too small: give 1 or more")
     if len(set(config.algos)) < len(config.algos):
@@ -57,7 +59,7 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
                 f"--equal-rollouts {budget} is less than one step: the largest takes {most}, give that or more"
             )
         budget = most
-    seeds = tuple(range(config.seeds))
+    seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
 
     def job(name: str, run: RunConfig) -> Job:
         return Job(name, run, seeds, None if directory is None else directory / "runs" / name)

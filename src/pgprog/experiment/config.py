@@ -38,7 +38,7 @@ class Settings:
     """Hidden units of the policy, and of the critic."""
     lr: float = 6e-3
     """Learning rate of Adam, decayed linearly to 0; ppo divides it by its epochs."""
-    group_lr_factor: float = 1.5
+    group_lr_factor: float = 5 / 3
     """rloo and grpo multiply --lr by it: their batches are larger and fewer."""
     critic_lr: float = 1e-2
     """Learning rate of the critic, decayed likewise."""
@@ -113,7 +113,7 @@ class RunConfig(Settings, Which):
             )
         if self.algo in GROUP_METHODS and self.group_lr_factor != 1:
             said.append(
-                f"lr {self.lr:g} x {self.group_lr_factor:g} = {self.policy_lr:g}: "
+                f"lr {self.lr:g} x {self.group_lr_factor:.3g} = {self.policy_lr:g}: "
                 f"{self.group_size} times the rollouts in a batch, and fewer batches"
             )
         return said
@@ -130,6 +130,8 @@ class Contenders:
     """Which algorithms, in the order of the ladder."""
     seeds: int = 5
     """How many: seeds 0, 1, ... are trained side by side."""
+    first_seed: int = 0
+    """Begin at another seed, to see whether a result holds."""
     steps: int = 1500
     """Batches of the algorithms with one completion per prompt."""
     group_steps: int | None = None

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import sys
 import tempfile
 import time
@@ -115,11 +116,9 @@ def environment() -> dict[str, str]:
 
 def command() -> str:
     """The command line of this process, as a person would type it."""
-    import shlex
-
-    program = Path(sys.argv[0]).name
-    shown = f"python scripts/{program}" if program.endswith(".py") else program
-    return shlex.join([*shown.split(), *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    shown = ["python", f"scripts/{program.name}"] if program.parent.name == "scripts" else ["pgprog"]
+    return shlex.join([*shown, *sys.argv[1:]])
 
 
 def now() -> str:
