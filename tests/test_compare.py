@@ -125,6 +125,9 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
     for name in ("learning_curves", "final_success", "success_by_target", "gradient_noise"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (out / f"{name}.svg").read_text()
+    page = (out / "results.md").read_text()
+    for entry in summary["algorithms"].values():
+        assert f"| {entry['title']} | {entry['success']['mean']:.3f} [" in page
     with open(out / "curves.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * (3 * 15 + 2 * 4 + 2 * 3)

@@ -33,7 +33,7 @@ from pgprog.experiment.learner import load_policy, make_task
 from pgprog.experiment.loop import run, step_options
 from pgprog.noise import ReplicaGenerator
 from pgprog.report.figures import draw
-from pgprog.report.tables import print_comparison
+from pgprog.report.tables import markdown, print_comparison
 
 T = TypeVar("T", bound=Settings)
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
@@ -124,12 +124,13 @@ def compare(args: Compare) -> int:
                 on_progress=lambda p: bars.update(tasks[p.name], completed=p.step, success=f"success {p.success:.3f}"),
             )
         figures = draw(directory, summary) if summary["algorithms"] else []
+        rundir.write_bytes(directory / "results.md", markdown(summary).encode())
     if args.json:
         print(json.dumps(summary))
         return INTERRUPTED if summary["interrupted"] else 0
     print_comparison(console, summary)
     shown = ", ".join(path.name for path in figures)
-    say(console, f"Saved in {directory}: summary.json, curves.csv, {shown} (and .svg)")
+    say(console, f"Saved in {directory}: summary.json, results.md, curves.csv, {shown} (and .svg)")
     if summary["interrupted"]:
         say(console, f"Go on: pgprog compare --resume {directory}")
     say(console, f"Reproduce: {summary['command']}")

@@ -165,7 +165,7 @@ def notes(config: CompareConfig, outcome: Outcome) -> list[str]:
         n = config.seeds
         said.append(
             f"Intervals are 95% percentile bootstraps over {n} seeds. With few seeds they are too narrow: for normal "
-            f"scores and {n} seeds they cover the mean {percentile_coverage(n):.0%} of the time."
+            f"scores and {n} seeds they cover the mean {percentile_coverage(n):.1%} of the time."
         )
     if {"rloo", "grpo"} <= outcome.noise.keys():
         G, ratio = config.group_size, outcome.noise["grpo"].mean_norm / max(outcome.noise["rloo"].mean_norm, 1e-300)

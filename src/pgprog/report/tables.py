@@ -1,6 +1,6 @@
-"""Tables of a comparison and of a run, for the terminal."""
+"""Tables of a comparison, for the terminal and for a page."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -9,24 +9,59 @@ from rich.table import Table
 from pgprog.experiment.config import TITLES
 
 
+class Rows(NamedTuple):
+    """A table before anyone has decided how it looks; the first column is a name, the others are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
 def print_comparison(console: Console, summary: dict[str, Any]) -> None:
     """Print score, cost, differences, gradient noise and notes."""
-    for table in (scores(summary), seeds(summary), equal(summary), differences(summary), noise(summary)):
+    for rows in comparison(summary):
+        table = Table(title=rows.title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+        for i, column in enumerate(rows.columns):
+            table.add_column(column, justify="left" if i == 0 else "right")
+        for row in rows.rows:
+            table.add_row(*row)
         console.print(table)
+    for line in remarks(summary):
+        console.print(line, markup=False)
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The same as a page, with the command that made it."""
+    parts = [f"Made by `{summary['command']}` with pgprog {summary['environment']['pgprog']}, {summary['created']}.\n"]
+    for rows in comparison(summary):
+        lines = [f"**{rows.title}**\n", *(_line(row) for row in (rows.columns, _rule(rows.columns), *rows.rows))]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join([*parts, *(line + "\n" for line in remarks(summary))])
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _rule(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return ("---", *["--:"] * (len(columns) - 1))
+
+
+def comparison(summary: dict[str, Any]) -> list[Rows]:
+    """Every table of a comparison."""
+    return [scores(summary), seeds(summary), equal(summary), differences(summary), noise(summary)]
+
+
+def remarks(summary: dict[str, Any]) -> list[str]:
+    """Exceptions from the shared settings, and what a reader must know."""
+    said: dict[str, list[str]] = {}
     for algo, entry in summary["algorithms"].items():
         for exception in entry["exceptions"]:
-            console.print(f"Exception from the shared settings: {TITLES[algo]}: {exception}.", markup=False)
-    for note in summary["notes"]:
-        console.print(note, markup=False)
+            said.setdefault(exception, []).append(TITLES[algo])
+    lines = [f"Exception from the shared settings, {' and '.join(who)}: {what}." for what, who in said.items()]
     if summary["interrupted"]:
-        console.print("Interrupted: what was reached is shown and saved; the rest is missing.", style="bold")
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    return table
+        lines.append("Interrupted: what was reached is shown and saved; the rest is missing.")
+    return [*lines, *summary["notes"]]
 
 
 def interval(score: dict[str, Any]) -> str:
@@ -35,65 +70,55 @@ def interval(score: dict[str, Any]) -> str:
     return f"{score['mean']:.3f}" if low is None else f"{score['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def scores(summary: dict[str, Any]) -> Table:
+def scores(summary: dict[str, Any]) -> Rows:
     """Final success, and what it cost."""
-    title = (
-        f"Success after training, and its cost (rollouts and tokens of a seed; seconds of {summary['config']['seeds']})"
-    )
-    table = _table(title, "algorithm", "success [95% CI]", "steps", "rollouts", "tokens", "wall s")
+    rows: list[tuple[str, ...]] = []
     for entry in summary["algorithms"].values():
-        steps = f"{entry['steps']}" + (
-            "" if entry["steps"] == entry["steps_planned"] else f" of {entry['steps_planned']}"
-        )
-        table.add_row(
-            entry["title"],
-            interval(entry["success"]),
-            steps,
-            f"{entry['rollouts']:,}",
-            f"{entry['tokens']:,.0f}",
-            f"{entry['wall_seconds']:.0f}",
-        )
-    return table
+        steps = f"{entry['steps']}"
+        if entry["steps"] != entry["steps_planned"]:
+            steps += f" of {entry['steps_planned']}"
+        cost = (steps, f"{entry['rollouts']:,}", f"{entry['tokens']:,.0f}", f"{entry['wall_seconds']:.0f}")
+        rows.append((entry["title"], interval(entry["success"]), *cost))
+    n = summary["config"]["seeds"]
+    title = f"Success after training, and its cost: rollouts and tokens of a seed, seconds of {n} seeds together"
+    return Rows(title, ("algorithm", "success [95% CI]", "steps", "rollouts", "tokens", "wall s"), rows)
 
 
-def seeds(summary: dict[str, Any]) -> Table:
+def seeds(summary: dict[str, Any]) -> Rows:
     """Every seed, and the mean with targets weighted as sums of random digits."""
-    table = _table("Every seed, and the mean over targets drawn as sums of digits", "algorithm", "seeds", "sum-drawn")
+    rows: list[tuple[str, ...]] = []
     for entry in summary["algorithms"].values():
-        scores = " ".join(f"{value:.3f}".removeprefix("0") for value in entry["success"]["seeds"])
-        table.add_row(entry["title"], scores, f"{entry['success_sum_targets']['mean']:.3f}")
-    return table
+        each = " ".join(f"{value:.3f}".removeprefix("0") for value in entry["success"]["seeds"])
+        rows.append((entry["title"], each, f"{entry['success_sum_targets']['mean']:.3f}"))
+    title = "Every seed; and the mean with targets weighted as sums of random digits"
+    return Rows(title, ("algorithm", "seeds", "sum-drawn"), rows)
 
 
-def equal(summary: dict[str, Any]) -> Table:
+def equal(summary: dict[str, Any]) -> Rows:
     """The score where all spend the same."""
-    title = f"Success at equal rollouts ({summary['equal_rollouts']:,} a seed, annealing ends there)"
-    table = _table(title, "algorithm", "success [95% CI]", "steps", "rollouts")
+    rows: list[tuple[str, ...]] = []
     for entry in summary["algorithms"].values():
         if again := entry["at_equal_rollouts"]:
-            table.add_row(entry["title"], interval(again["success"]), f"{again['steps']}", f"{again['rollouts']:,}")
-    return table
+            rows.append((entry["title"], interval(again["success"]), f"{again['steps']}", f"{again['rollouts']:,}"))
+    title = f"Success at equal rollouts: {summary['equal_rollouts']:,} a seed, where the annealing ends"
+    return Rows(title, ("algorithm", "success [95% CI]", "steps", "rollouts"), rows)
 
 
-def differences(summary: dict[str, Any]) -> Table:
+def differences(summary: dict[str, Any]) -> Rows:
     """Neighbours on the ladder, seed by seed."""
-    table = _table(
-        "Paired differences in success, seed by seed", "step of the ladder", "difference [95% CI]", "every seed"
-    )
+    rows: list[tuple[str, ...]] = []
     for entry in summary["paired_differences"]:
-        seeds = " ".join(f"{value:+.3f}" for value in entry["difference"]["seeds"])
-        table.add_row(f"{TITLES[entry['from']]} -> {TITLES[entry['to']]}", interval(entry["difference"]), seeds)
-    return table
+        each = " ".join(f"{value:+.3f}".replace("0.", ".", 1) for value in entry["difference"]["seeds"])
+        rows.append((f"{TITLES[entry['from']]} to {TITLES[entry['to']]}", interval(entry["difference"]), each))
+    title = "Paired differences in success between neighbours of the ladder"
+    return Rows(title, ("rungs", "difference [95% CI]", "every seed"), rows)
 
 
-def noise(summary: dict[str, Any]) -> Table:
+def noise(summary: dict[str, Any]) -> Rows:
     """Gradient noise at the untrained policy."""
     entries = summary["gradient_noise"]
-    first = next(iter(entries.values()))
-    title = f"Gradient at the untrained policy: means of {first['resamples']} resamples, no entropy term"
-    table = _table(title, "algorithm", "rollouts", "|g|", "Var |g|", "|g|^2", "tr Cov", "zero")
-    for algo, entry in entries.items():
-        table.add_row(
+    rows: list[tuple[str, ...]] = [
+        (
             TITLES[algo],
             f"{entry['prompts']} x {entry['rollouts'] // entry['prompts']}",
             f"{entry['mean_norm']:.4f}",
@@ -102,4 +127,8 @@ def noise(summary: dict[str, Any]) -> Table:
             f"{entry['trace_covariance']:.5f}",
             f"{entry['no_gradient']:.0%}",
         )
-    return table
+        for algo, entry in entries.items()
+    ]
+    n = next(iter(entries.values()))["resamples"]
+    title = f"Gradient g at the untrained policy, {n} resamples, no entropy term; zero: resamples without a gradient"
+    return Rows(title, ("algorithm", "rollouts", "mean norm", "Var norm", "mean g^2", "tr Cov(g)", "zero"), rows)
