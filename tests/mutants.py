@@ -3,9 +3,9 @@
     python tests/mutants.py [WORD ...]        all of them, or those whose name holds one of the words
 
 Each mutant is one patch of a copy of ``src``; the tree itself is never touched. The suite must be green on the
-unpatched copy. Most of them are faults of public code: ``seen`` names where, by its number in the lists that this
-project keeps (M: bugs in the wild, A-G: public trackers). Exits 1 if one survives, does not apply, or breaks
-the import.
+unpatched copy. Most of them are kinds of faults that public code has had: ``seen`` says which (M: found in published
+code, A scale and aggregation, B groups and advantages, C ratio and clip, D masks and shifts, E KL, F sampler, G critic).
+Exits 1 if one survives, does not apply, or breaks the import.
 """
 
 import os
@@ -173,7 +173,13 @@ MUTANTS = [
         "torch.where(valid, r, 0).amin",
         "test_advantages.py",
     ),
-    Mutant("NaN goes unmarked", ADVANTAGES, "if not rewards.isfinite().all():", "if False:", "test_advantages.py"),
+    Mutant(
+        "NaN goes unmarked",
+        ADVANTAGES,
+        "if finite and not rewards.isfinite().all():",
+        "if False:",
+        "test_advantages.py",
+    ),
     Mutant(
         "every row its own group",
         ADVANTAGES,
@@ -614,39 +620,39 @@ MUTANTS = [
     Mutant(
         "score reads the token that it scores",
         "policy.py",
-        "[hidden, *self._read_tokens(tokens.view(K, P * G, T)[..., :-1], hidden)]",
-        "self._read_tokens(tokens.view(K, P * G, T), hidden)",
+        "states = scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)",
+        "states = scan(by_step, hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)[:, 1:]",
         "test_policy.py",
         "D1",
     ),
     Mutant(
         "sampler has a temperature",
         "policy.py",
-        "self._logits(hidden).softmax(-1)",
-        "(self._logits(hidden) / 0.7).softmax(-1)",
+        "cdf = self.log_pi(hidden).exp()",
+        "cdf = (self.log_pi(hidden) / 0.7).exp()",
         "test_policy.py",
         "M7, F1",
     ),
     Mutant(
         "sampler takes the two likeliest",
         "policy.py",
-        "self._logits(hidden).softmax(-1)",
-        "(x := self._logits(hidden)).masked_fill(x < x.topk(2).values[..., -1:], -torch.inf).softmax(-1)",
+        "cdf = self.log_pi(hidden).exp()",
+        "cdf = (x := self.log_pi(hidden)).masked_fill(x < x.topk(2, 1).values[:, -1:], -torch.inf).exp()",
         "test_policy.py",
         "M7",
     ),
     Mutant(
         "a token of probability 0 at noise 0",
         "policy.py",
-        "(cdf[..., :-1] <= noise",
-        "(cdf[..., :-1] < noise",
+        "(cdf[:, :-1] <= (noise",
+        "(cdf[:, :-1] < (noise",
         "test_policy.py",
     ),
     Mutant(
         "one number for all tokens of a completion",
         "policy.py",
-        "noise[..., t, None]",
-        "noise[..., 0, None]",
+        "noise[..., t] * cdf",
+        "noise[..., 0] * cdf",
         "test_policy.py",
     ),
     Mutant(
@@ -669,33 +675,27 @@ MUTANTS = [
     Mutant(
         "prompts tiled, completions repeated",
         "policy.py",
-        "self._read_prompts(targets).repeat_interleave(G, dim=1)",
-        "self._read_prompts(targets).repeat(1, G, 1)",
+        "self.read_prompts(targets).repeat_interleave(G, dim=1)",
+        "self.read_prompts(targets).repeat(1, G, 1)",
         "test_policy.py",
         "B1",
     ),
     Mutant(
         "sampler's prompts tiled",
         "policy.py",
-        "self._read_prompts(targets).repeat_interleave(group_size, dim=1)",
-        "self._read_prompts(targets).repeat(1, group_size, 1)",
+        "self.read_prompts(targets).repeat_interleave(group_size, dim=1)",
+        "self.read_prompts(targets).repeat(1, group_size, 1)",
         "test_policy.py",
         "B1",
     ),
     Mutant(
         "GRU keeps the new where it should keep the old",
-        "policy.py",
-        "hidden = n + z * (hidden - n)",
-        "hidden = hidden + z * (n - hidden)",
-        "test_policy.py",
+        "gru.py",
+        "Step(n + z * (h - n)",
+        "Step(h + z * (n - h)",
+        "test_gru.py",
     ),
-    Mutant(
-        "GRU resets the state before its product",
-        "policy.py",
-        "+ r * u[..., 2 * H :])",
-        "+ u[..., 2 * H :])",
-        "test_policy.py",
-    ),
+    Mutant("GRU resets the state before its product", "gru.py", "+ r * u_n))", "+ u_n))", "test_gru.py"),
     Mutant("features are narrower", "policy.py", "(2 * PROMPT_WIDTH**2)", "PROMPT_WIDTH**2", "test_policy.py"),
     Mutant(
         "entropies carry no gradient",
@@ -712,6 +712,100 @@ MUTANTS = [
         "success=policy.task.reward(targets, tokens) > 0",
         "test_policy.py",
         "M11",
+    ),
+    Mutant(
+        "GRU backward forgets the losses of earlier states",
+        "gru.py",
+        "kept + d_states[:, t], d_u",
+        "kept, d_u",
+        "test_gru.py",
+    ),
+    Mutant(
+        "GRU backward forgets the kept state",
+        "gru.py",
+        "(kept + d_states[:, t], d_u",
+        "(d_states[:, t], d_u",
+        "test_gru.py",
+    ),
+    Mutant("GRU backward: the reset gate is not in the chain", "gru.py", "= a * r\n", "= a\n", "test_gru.py"),
+    Mutant(
+        "GRU backward: the reset gate's own gradient",
+        "gru.py",
+        "sigmoid_backward(a * u_n, r)",
+        "sigmoid_backward(a, r)",
+        "test_gru.py",
+    ),
+    Mutant(
+        "GRU backward: states shifted by one",
+        "gru.py",
+        "states[:, :S].flatten(1, 2)",
+        "states[:, 1:].flatten(1, 2)",
+        "test_gru.py",
+    ),
+    Mutant(
+        "GRU backward: the table gets U's share",
+        "gru.py",
+        "torch.bmm(one_hot, d_n)",
+        "torch.bmm(one_hot, d_u[..., 2 * H :])",
+        "test_gru.py",
+    ),
+    Mutant(
+        "GRU backward: the update gate's sign",
+        "gru.py",
+        "d_h * (states[:, t] - n)",
+        "d_h * (n - states[:, t])",
+        "test_gru.py",
+    ),
+    Mutant(
+        "replicas read the first one's table",
+        "gru.py",
+        "offsets = inputs * torch",
+        "offsets = 0 * torch",
+        "test_gru.py",
+    ),
+    Mutant(
+        "an unknown ratio level is read as token",
+        OBJECTIVES,
+        'if ratio_level not in ("token", "sequence"):',
+        "if False:",
+        "test_objectives.py",
+        "A7",
+    ),
+    Mutant(
+        "masked advantages of NaN reach the gradient",
+        OBJECTIVES,
+        "return torch.where(mask, advantages, 0)",
+        "return advantages",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "a ratio that overflows has a gradient of NaN",
+        OBJECTIVES,
+        "torch.where(A < 0, log_ratio, log_ratio.clamp(max=MAX_LOG_RATIO)).exp()",
+        "log_ratio.exp()",
+        "test_objectives.py",
+    ),
+    Mutant(
+        "old log-probabilities broadcast",
+        OBJECTIVES,
+        "if old_logprobs.shape != logprobs.shape:",
+        "if False:",
+        "test_objectives.py",
+        "M8",
+    ),
+    Mutant(
+        "one diverged critic stops all replicas",
+        ADVANTAGES,
+        "_check(advantages, valid, finite=False)",
+        "_check(advantages, valid)",
+        "test_ladder.py",
+    ),
+    Mutant(
+        "a diverged replica looks like one without signal",
+        ADVANTAGES,
+        "valid & (std != 0)",
+        "valid & (std > 0)",
+        "test_advantages.py",
     ),
 ]
 

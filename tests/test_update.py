@@ -401,3 +401,14 @@ def test_masked_per_token_advantages_may_be_nan():
     A = torch.zeros(2, 3, 2, 3)
     A[0, 0, 0, 2] = math.nan  # after the end of a completion of length 1
     close(rollout_metrics(handmade(), A)["frac_zero_advantage"], [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"prompts": 0}, {"group_size": 0}, {"epochs": 0}, {"max_grad_norm": -1.0}, {"max_grad_norm": 0.0}]
+)
+def test_an_argument_that_has_no_meaning_is_named(bad):
+    task = DigitSum(seq_len=2, digits=3)
+    policy = Policy(task, ReplicaGenerator([0], "init"), 4, torch.float64)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        update(policy, optimizer, ReplicaGenerator([0]), lambda batch: batch.rewards, **bad)

@@ -138,7 +138,7 @@ class DigitSum:
         - ``potential``: Phi(s') - Phi(s), with Phi = 1 while the target can still be reached (Ng, Harada & Russell
           1999). At the end Phi is [sum == T], so this is the outcome reward plus a shaping term whose potential ends at
           0: the sum over a completion telescopes to [sum == T] - 1, and only the token that loses the target is
-              charged.
+          charged.
         """
         mask = self.mask(tokens)
         sums = (tokens * (mask & (tokens != self.eos))).cumsum(-1)

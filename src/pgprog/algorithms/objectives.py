@@ -31,8 +31,8 @@ def policy_gradient_loss(
 ) -> Float[Tensor, "*K"]:
     """The one expression of the family.
 
-        loss = - mean_i sum_t log pi(a_t | s_t) A          grad J = E[ sum_t grad log pi(a_t | s_t) A ] = - E[ grad loss
-        ]
+        loss   = - mean_i sum_t log pi(a_t | s_t) A
+        grad J = E[ sum_t grad log pi(a_t | s_t) A ] = - E[ grad loss ]
 
     Its value means little (0 where advantages sum to 0 and lengths are equal); its gradient is the update.
 
@@ -65,7 +65,8 @@ def clipped_surrogate(
 
     Returns:
         the loss, and ``clip_frac`` (share of tokens, or of sequences, whose gradient the clip has taken: A > 0 with
-        ratio > 1 + clip, or A < 0 with ratio < 1 - clip), ``ratio_min`` and ``ratio_max`` over what is not masked.
+        ratio > 1 + clip, or A < 0 with ratio < 1 - clip), ``ratio_min`` and ``ratio_max`` over what is not masked
+        (a ratio above 5e8 shows as that where A >= 0).
 
     Paper: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Edge: at ratio 1 the gradient equals ``policy_gradient_loss``;
     nothing unmasked gives a loss of 0, a clip fraction of 0 and extremes of 1.

@@ -1,8 +1,8 @@
 """PPO: against Actor-Critic, the batch is used for several clipped epochs, and its advantages are standardised.
 
     ratio = pi(a_t | s_t) / pi_old(a_t | s_t)
-    J ~ E[ sum_t min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) ],        A = (a - mean(a)) / std(a),  a = r -
-    V(prompt)
+    J ~ E[ sum_t min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) ]
+    A = (a - mean(a)) / std(a) over the batch,        a = r - V(prompt)
 
 At the first epoch every ratio is 1 and the gradient is that of Actor-Critic with this A; the clip only acts later.
 

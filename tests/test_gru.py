@@ -1,0 +1,110 @@
+"""The GRU and its written-out backward pass against torch.nn.GRUCell and autograd."""
+
+import pytest
+import torch
+
+from oracles import close, gru_cell, same
+from pgprog.gru import gather_inputs, scan, step
+
+K, N, INPUTS, H = 3, 4, 5, 6
+
+
+def generic(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(steps):
+    """Tokens (the last of the table's rows is never read), first state, table, U, b; all but the tokens are leaves."""
+    tokens = torch.randint(0, INPUTS - 1, (K, steps, N), generator=torch.Generator().manual_seed(9))
+    leaves = [generic(K, *shape, seed=i) for i, shape in enumerate([(N, H), (INPUTS, 3 * H), (H, 3 * H), (1, 3 * H)])]
+    return tokens, [leaf.requires_grad_() for leaf in leaves]
+
+
+def states_by_gru_cell(tokens, h, table, U, b):
+    """(K, S + 1, N, H), one replica, one row and one step at a time."""
+    replicas = []
+    for k in range(K):
+        weights = {"weight_ih": table[k].T, "weight_hh": U[k].T, "bias_ih": torch.zeros(3 * H), "bias_hh": b[k, 0]}
+        rows = []
+        for row in range(N):
+            state = h[k, row]
+            states = [state]
+            for token in tokens[k, :, row].tolist():
+                one_hot = torch.eye(INPUTS)[token]
+                state = torch.func.functional_call(gru_cell(INPUTS, H), weights, (one_hot, state))
+                states.append(state)
+            rows.append(torch.stack(states))
+        replicas.append(torch.stack(rows, dim=1))
+    return torch.stack(replicas)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_states_and_all_gradients_of_a_scan_equal_those_of_torchs_gru_cell(steps):
+    """A loss that weights every state, the first too, with a generic number."""
+    tokens, leaves = inputs(steps)
+    actual, expected = scan(tokens, *leaves), states_by_gru_cell(tokens, *leaves)
+    close(actual, expected)
+    upstream = generic(*expected.shape, seed=7)
+    actual_grads = torch.autograd.grad(actual, leaves, upstream)
+    expected_grads = torch.autograd.grad(expected, leaves, upstream, allow_unused=True)
+    for leaf, a, e in zip(leaves, actual_grads, expected_grads, strict=True):
+        close(a, torch.zeros_like(leaf) if e is None else e, rtol=1e-11, atol=1e-13)  # sums of some dozen terms
+
+
+def test_a_loss_of_the_last_state_alone_reaches_the_first():
+    tokens, leaves = inputs(4)
+    actual = torch.autograd.grad(scan(tokens, *leaves)[:, -1].sum(), leaves)
+    expected = torch.autograd.grad(states_by_gru_cell(tokens, *leaves)[:, -1].sum(), leaves)
+    for a, e in zip(actual, expected, strict=True):
+        close(a, e, rtol=1e-11, atol=1e-13)
+
+
+def test_a_scan_is_its_steps():
+    tokens, (h, table, U, b) = inputs(3)
+    states = scan(tokens, h, table, U, b)
+    same(states[:, 0], h)
+    for t in range(3):
+        h = step(gather_inputs(table, tokens[:, t]), h, U, b).h
+        close(states[:, t + 1], h)
+
+
+def test_replicas_get_no_gradient_from_each_other():
+    tokens, leaves = inputs(3)
+    for grad in torch.autograd.grad(scan(tokens, *leaves)[1].sum(), leaves):
+        assert (grad[0] == 0).all() and (grad[2] == 0).all() and (grad[1] != 0).any()
+
+
+def test_a_nan_in_one_replica_leaves_the_others_as_they_are():
+    tokens, leaves = inputs(3)
+    results = []
+    for sick in (False, True):
+        copies = [leaf.detach().clone() for leaf in leaves]
+        if sick:
+            copies[2][1, 0, 0] = torch.nan
+        copies = [leaf.requires_grad_() for leaf in copies]
+        states = scan(tokens, *copies)
+        results.append([states, *torch.autograd.grad(states.sum(), copies)])
+    for sound, beside in zip(*results, strict=True):
+        same(sound[[0, 2]], beside[[0, 2]])
+
+
+def test_a_second_derivative_is_refused_not_wrong():
+    tokens, leaves = inputs(2)
+    (grad,) = torch.autograd.grad(scan(tokens, *leaves).square().sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_tokens_are_looked_up_in_their_own_replicas_table():
+    table = generic(K, INPUTS, 3).requires_grad_()
+    tokens = torch.tensor([[[0, 4], [1, 1]], [[2, 0], [4, 3]], [[1, 2], [0, 1]]])
+    rows = gather_inputs(table, tokens)
+    weight = generic(*rows.shape, seed=3)
+    (grad,) = torch.autograd.grad(rows, table, weight)
+    expected = torch.zeros_like(table)
+    for k in range(K):
+        for i in range(2):
+            for j in range(2):
+                same(rows[k, i, j], table[k, tokens[k, i, j]])
+                expected[k, tokens[k, i, j]] += weight[k, i, j]
+    close(grad, expected)
