@@ -4,8 +4,8 @@
 
 Each mutant is one patch of a copy of ``src``; the tree itself is never touched. The suite must be green on the
 unpatched copy. Most of them are kinds of faults that public code has had: ``seen`` says which (M: found in published
-code, A scale and aggregation, B groups and advantages, C ratio and clip, D masks and shifts, E KL, F sampler, G critic).
-Exits 1 if one survives, does not apply, or breaks the import.
+code, A scale and aggregation, B groups and advantages, C ratio and clip, D masks and shifts, E KL, F sampler, G
+critic). Exits 1 if one survives, does not apply, or breaks the import.
 """
 
 import os

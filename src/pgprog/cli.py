@@ -12,11 +12,14 @@ import tyro
 
 from pgprog.arguments import Compare, Sample, Train
 from pgprog.errors import UsageError
+from pgprog.exact.commands import Exact, Foundations
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "train": (Train, "pgprog.commands:train"),
     "compare": (Compare, "pgprog.commands:compare"),
     "sample": (Sample, "pgprog.commands:sample"),
+    "foundations": (Foundations, "pgprog.exact.commands:foundations"),
+    "exact": (Exact, "pgprog.exact.commands:exact"),
 }
 """Arguments of each command, and the function that takes them; imported when it is wanted, for it brings torch."""
 
