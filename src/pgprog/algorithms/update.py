@@ -46,8 +46,8 @@ def update(
         advantage: A of a rollout, (K, P, G) or (K, P, G, T); evaluated once, before the first epoch, and detached.
         prompts, group_size: P prompts, G completions of each.
         entropy_coef: weight of the entropy bonus, in reward per nat; 0 takes it away.
-        max_grad_norm: positive; each replica's policy gradient is scaled down to this norm; infinity leaves it as it
-        is. critic: learned V(prompt); its own parameters and loss, so it never moves the policy except through A.
+        max_grad_norm: positive; each replica's policy gradient is scaled down to this norm, infinity leaves it alone.
+        critic: learned V(prompt); its own parameters and loss, so it never moves the policy except through A.
         constraint: (logprobs, old_logprobs, A, mask) -> Surrogate, in place of the plain policy gradient loss.
         epochs: gradient steps on the batch; more than one wants a constraint, for the data go stale.
 
