@@ -1,0 +1,1 @@
+"""Truth by enumeration: what others estimate is computed, on a task small enough."""
