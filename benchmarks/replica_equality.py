@@ -40,7 +40,8 @@ def main(args: Args) -> int:
     for algo in args.algos:
         alone, among = rows(algo, args, [args.seed]), rows(algo, args, sorted({0, 1, 2, 3, 4, args.seed}))
         first = next((a["step"] for a, b in zip(alone, among, strict=True) if a != b), None)
-        print(f"{algo:<14} {len(alone)} steps: " + ("equal bit for bit" if first is None else f"differs from step {first}"))
+        result = "equal bit for bit" if first is None else f"differs from step {first}"
+        print(f"{algo:<14} {len(alone)} steps: {result}")
         failed |= first is not None
     return int(failed)
 

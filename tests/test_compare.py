@@ -131,6 +131,10 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
     with open(out / "curves.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * (3 * 15 + 2 * 4 + 2 * 3)
+    # It is not replaced without being asked.
+    again = ["compare", *flags, "--prompts", "8", "--group-size", "4", "--out", str(out), "--json"]
+    assert main(again) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
     # A run of a comparison can be looked at, and must be named.
     assert main(["sample", "--run", str(out), "--target", "3", "--n", "2", "--json"]) == 2
     assert "name a run of it with --algo, one of actor_critic, grpo" in capsys.readouterr().err
@@ -138,6 +142,17 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
         main(["sample", "--run", str(out), "--algo", "ppo", "--seed", "1", "--target", "3", "--n", "2", "--json"]) == 0
     )
     assert json.loads(capsys.readouterr().out)["seed"] == 1
+
+
+def test_overwrite_replaces_a_whole_comparison(tmp_path):
+    out = tmp_path / "compare"
+    with rundir.open_run(out):
+        (out / rundir.CONFIG).write_text("{}")
+        for name in ("grpo", "ppo"):
+            (out / "runs" / name).mkdir(parents=True)
+            (out / "runs" / name / rundir.METRICS).write_text("")
+    with rundir.open_run(out, overwrite=True):
+        assert [path.name for path in out.iterdir()] == [rundir.LOCK]
 
 
 def test_seeds_beside_each_other_equal_a_run_alone(tmp_path, capsys):

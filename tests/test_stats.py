@@ -17,7 +17,7 @@ def test_mean_is_the_mean_and_lies_in_its_interval():
 
 
 def test_interval_of_two_values_is_their_range():
-    # A resample of {a, b} is a, (a + b)/2 or b with probability 1/4, 1/2, 1/4: the 2.5% and 97.5% quantiles are a and b.
+    # A resample of {a, b} is a, (a + b)/2 or b, with chances 1/4, 1/2, 1/4: the 2.5% and 97.5% quantiles are a and b.
     assert bootstrap_mean([0.25, 0.75])[1:] == (0.25, 0.75)
 
 

@@ -99,8 +99,8 @@ def refuse_occupied(directory: Path, overwrite: bool) -> None:
 
 def clear(directory: Path) -> None:
     """Remove what a run left in a directory."""
-    # The config goes last: a clearing that was cut short can be repeated.
-    order = sorted(directory.rglob("*"), key=lambda path: (path == directory / CONFIG, [-ord(c) for c in str(path)]))
+    # Files before their folders, and the config last: a clearing that was cut short can be repeated.
+    order = sorted(directory.rglob("*"), key=lambda path: (path == directory / CONFIG, -len(path.parts)))
     for path in order:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
