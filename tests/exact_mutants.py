@@ -377,9 +377,6 @@ EXACT_MUTANTS = [
         "test_exact_command.py",
     ),
     Mutant(
-        "PPO in all its epochs", ESTIMATORS, 'options["epochs"] = 1', 'options["epochs"] = 4', "test_exact_command.py"
-    ),
-    Mutant(
         "resamples of the training's prompts",
         ESTIMATORS,
         'ReplicaGenerator(seeds, "resample")',

@@ -13,7 +13,7 @@ from pgprog.cli import main
 from pgprog.env import DigitSum
 from pgprog.errors import UsageError
 from pgprog.exact.commands import Exact, ladder_estimator, subject
-from pgprog.exact.enumeration import every_target, target_weights
+from pgprog.exact.enumeration import every_target
 from pgprog.exact.estimators import (
     Estimator,
     Setting,
@@ -44,7 +44,7 @@ def world():
     critic = Critic(TASK, ReplicaGenerator([3], "critic"), hidden=3, dtype=torch.float64)
     targets = every_target(TASK)
     scores = ScoreMoments(*(part[0] for part in score_moments(policy, targets)))
-    setting = Setting(scores, target_weights(TASK), critic(targets.unsqueeze(0))[0].detach(), rollouts=8)
+    setting = Setting(scores, TASK.target_weights(), critic(targets.unsqueeze(0))[0].detach(), rollouts=8)
     return policy, critic, setting
 
 
@@ -327,7 +327,6 @@ def test_rewards_that_are_not_binary_are_refused_with_the_other_path_named(tmp_p
         (["--algo", "rloo"], "give its directory with --run"),
         (["--run", "nowhere"], "nowhere"),
         (["--seq-len", "0"], "--seq-len 0 is too small"),
-        (["--seq-len", "8"], "seq_len 8, 10 digits, needs"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, said, capsys):
@@ -335,6 +334,14 @@ def test_wrong_arguments_are_one_line(arguments, said, capsys):
     err = capsys.readouterr().err
     assert said in err and err.startswith("pgprog: error: ")
     assert len(err.strip().splitlines()) == 1
+
+
+def test_what_is_too_large_is_refused_before_anything_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr("pgprog.exact.enumeration.MEMORY_LIMIT", 1000)
+    assert main(["exact", *SMALL]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("pgprog: error: exact enumeration at seq_len 2, 3 digits, needs 4 prefixes")
+    assert "moments" not in said.out
 
 
 def test_numbers_do_not_depend_on_the_default_dtype(capsys):

@@ -97,7 +97,7 @@ def test_the_command_speaks_json(capsys):
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_failure_is_loud(monkeypatch, capsys, form):
     true = module.gae_limits()
-    wrong = Identity(10, true.claim, [dataclasses.replace(true.numbers[0], expected=[0.0] * 8)])
+    wrong = Identity(10, true.claim, [*true.numbers, dataclasses.replace(true.numbers[0], expected=[0.0] * 8)])
     monkeypatch.setattr(module, "gae_limits", lambda: wrong)
     assert main(["foundations", "--samples", "2000", *form]) == 1
     said = capsys.readouterr()

@@ -15,9 +15,9 @@ from pgprog.exact.enumeration import (
     count_prefixes,
     every_target,
     prefix_levels,
+    refuse_what_is_too_large,
     success_gradients,
     success_probabilities,
-    target_weights,
 )
 from pgprog.exact.values import entropy, expected_return, kl, objective_gradient, prefix_values
 from pgprog.noise import ReplicaGenerator
@@ -115,7 +115,7 @@ def test_success_is_the_return_where_only_the_outcome_pays():
     for task in (DigitSum(seq_len=3, digits=3), DigitSum(seq_len=3, digits=3, variable_length=True)):
         policy, targets = make(task), every_target(task)
         close(expected_return(policy, targets), success_probabilities(policy, targets))
-        close(objective_gradient(policy).value, success_probabilities(policy, targets) @ target_weights(task))
+        close(objective_gradient(policy).value, success_probabilities(policy, targets) @ task.target_weights())
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.7])
@@ -240,12 +240,29 @@ def prefixes_of(levels, t, target):
         yield tuple(prefix)
 
 
-@pytest.mark.parametrize("call", [success_gradients, prefix_values, completions, entropy])
-def test_what_is_too_large_is_refused_with_its_size_before_it_is_tried(call):
-    task = DigitSum(seq_len=9)
-    policy = make(task, hidden=64)
-    said = r"seq_len 9, 10 digits, needs [\d,]+ prefixes x 2 replicas .* about [\d,.]+ GiB"
-    with pytest.raises(UsageError, match=said):
-        call(policy, torch.tensor([40]))
-    with pytest.raises(UsageError, match=r"over the limit of 2\.0 GiB: give a shorter --seq-len"):
-        call(make(DigitSum(seq_len=200), hidden=64), torch.tensor([900]))
+@pytest.mark.parametrize("call", [success_probabilities, success_gradients, prefix_values, completions, entropy])
+def test_what_is_too_large_is_refused_before_it_is_tried(call, monkeypatch):
+    """At a small size under a smaller limit: a guard that is gone must not fill the machine's memory."""
+    policy = make(DigitSum(seq_len=3, digits=3))
+    call(policy, torch.tensor([4]))
+    monkeypatch.setattr("pgprog.exact.enumeration.MEMORY_LIMIT", 10_000)
+    with pytest.raises(
+        UsageError, match=r"seq_len 3, 3 digits, needs \d+ prefixes x 2 replicas x 3 hidden units at once"
+    ):
+        call(policy, torch.tensor([4]))
+
+
+def test_a_refusal_names_the_size_and_the_memory():
+    refuse_what_is_too_large(make(DigitSum(seq_len=5), hidden=64), [22], prune=False)
+    said = r"needs 1,111,111 prefixes x 2 replicas x 64 hidden units at once, about 24\.1 GiB, over the limit of 2\.0"
+    with pytest.raises(UsageError, match=said + " GiB: give a shorter --seq-len"):
+        refuse_what_is_too_large(make(DigitSum(seq_len=7), hidden=64), [40], prune=False)
+    with pytest.raises(UsageError, match=r"seq_len 200, 10 digits, needs [\d,]{15,} prefixes"):
+        refuse_what_is_too_large(make(DigitSum(seq_len=200)), [900], prune=True)
+    # 66,666 prefixes of (22 x 64 + 50) doubles are 0.72 GiB: one replica passes, three do not.
+    task = DigitSum(seq_len=5)
+    refuse_what_is_too_large(make(task, [1], hidden=64), list(range(6)), prune=False)
+    with pytest.raises(UsageError, match="3 replicas"):
+        refuse_what_is_too_large(make(task, [1, 2, 3], hidden=64), list(range(6)), prune=False)
+    with pytest.raises(UsageError, match="prefixes"):
+        refuse_what_is_too_large(make(task, [1], hidden=64), list(range(6)), prune=False, copies=3)

@@ -16,7 +16,7 @@ from pgprog.errors import UsageError
 from pgprog.experiment import rundir
 from pgprog.experiment.config import CRITIC_METHODS, GROUP_METHODS, LADDER, RunConfig
 from pgprog.experiment.learner import make_learner, make_task
-from pgprog.experiment.loop import evaluate, run, step_options, sum_target_weights
+from pgprog.experiment.loop import evaluate, run, step_options
 from pgprog.noise import ReplicaGenerator
 
 SMALL = ["--seq-len", "2", "--digits", "3", "--prompts", "4", "--hidden", "8"]
@@ -96,9 +96,9 @@ def test_the_lessons_flags_reach_the_train_step():
     assert taken["ratio_level"] == "sequence"
 
 
-def test_sum_target_weights_are_the_distribution_of_a_sum_of_digits():
+def test_target_weights_of_sum_drawn_targets_are_the_distribution_of_a_sum_of_digits():
     # Three digits of {0, 1}: binomial.
-    weights = sum_target_weights(make_task(small(seq_len=3, digits=2)))
+    weights = make_task(small(seq_len=3, digits=2, targets="sum")).target_weights()
     torch.testing.assert_close(weights, torch.tensor([1, 3, 3, 1], dtype=torch.float64) / 8, rtol=1e-15, atol=0)
 
 

@@ -7,6 +7,7 @@ where every completion can be enumerated. Shapes: P prompts, G completions of ea
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -81,6 +82,15 @@ class DigitSum:
         if self.targets == "uniform":
             return (generator.uniform(prompts) * (self.max_target + 1)).long()
         return (generator.uniform(prompts, self.seq_len) * self.digits).long().sum(-1)
+
+    def target_weights(self) -> Float[Tensor, "targets"]:
+        """The probability with which each target, 0 .. max_target, is drawn; in float64."""
+        if self.targets == "uniform":
+            return torch.full((self.max_target + 1,), 1 / (self.max_target + 1), dtype=torch.float64)
+        weights = np.ones(1)
+        for _ in range(self.seq_len):
+            weights = np.convolve(weights, np.full(self.digits, 1 / self.digits))
+        return torch.from_numpy(weights)
 
     def prompt_tokens(self, targets: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch S"]:
         """Write each target as the tokens that precede a completion.

@@ -122,7 +122,7 @@ class Policy(nn.Module):
         """
         K, P, G, T = tokens.shape
         hidden = self.read_prompts(targets).repeat_interleave(G, dim=1)
-        by_step = tokens.view(K, P * G, T).mT  # (K, T, N)
+        by_step = tokens.reshape(K, P * G, T).mT  # (K, T, N)
         # The distribution of token t is read off the state before it: the last token is scored but never read.
         states = scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)
         log_pi = self.log_pi(states.flatten(1, 2))

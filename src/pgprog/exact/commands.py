@@ -273,7 +273,7 @@ def exact_setting(policy: "Policy", critic: "Critic", rollouts: int, bars: "Prog
     """The moments that every row is made of; most of the time is spent here."""
     import torch
 
-    from pgprog.exact.enumeration import every_target, refuse_what_is_too_large, target_weights
+    from pgprog.exact.enumeration import every_target, refuse_what_is_too_large
     from pgprog.exact.estimators import Setting
     from pgprog.exact.scores import ScoreMoments, score_moments
 
@@ -283,7 +283,7 @@ def exact_setting(policy: "Policy", critic: "Critic", rollouts: int, bars: "Prog
     scores = score_moments(policy, targets, lambda n: bars.update(bar, completed=n))
     with torch.no_grad():
         values = critic(targets.unsqueeze(0))[0]
-    return Setting(ScoreMoments(*(part[0] for part in scores)), target_weights(policy.task), values, rollouts)
+    return Setting(ScoreMoments(*(part[0] for part in scores)), policy.task.target_weights(), values, rollouts)
 
 
 def measured(

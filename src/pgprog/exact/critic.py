@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pgprog.exact.enumeration import Level, completions, expand, prefix_levels, target_weights, value_and_gradient
+from pgprog.exact.enumeration import Level, completions, expand, prefix_levels, value_and_gradient
 from pgprog.exact.scores import Walk, squared_norms, walk
 from pgprog.exact.values import objective_gradient, prefix_values
 from pgprog.policy import Policy
@@ -154,7 +154,7 @@ def critic_point(
         A = torch.where(paths.mask, G - values[..., :1], 0)
     else:
         A = gae(paths.rewards, values, paths.mask.expand_as(values), gamma, lam)
-    draw = target_weights(policy.task, A.dtype)[targets]
+    draw = policy.task.target_weights().to(A.dtype)[targets]
     draw = draw / draw.sum()
     chance = draw.unsqueeze(1) * paths.pi
     surrogate = _expected_surrogate(policy, paths, targets, chance.unsqueeze(-1) * A)

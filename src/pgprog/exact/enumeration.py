@@ -68,16 +68,6 @@ def every_target(task: DigitSum) -> Int[Tensor, "P"]:
     return torch.arange(task.max_target + 1)
 
 
-def target_weights(task: DigitSum, dtype: torch.dtype = torch.float64) -> Float[Tensor, "P"]:
-    """The probability with which the task draws each target, 0 .. max_target."""
-    if task.targets == "uniform":
-        return torch.full((task.max_target + 1,), 1 / (task.max_target + 1), dtype=dtype)
-    weights = np.ones(1)
-    for _ in range(task.seq_len):
-        weights = np.convolve(weights, np.full(task.digits, 1 / task.digits))
-    return torch.from_numpy(weights).to(dtype)
-
-
 def prefix_levels(task: DigitSum, targets: Int[Tensor, "P"], prune: bool) -> list[Level]:
     """The tree of each target, levels 0 .. L - 1; with ``prune``, without prefixes that cannot reach it any more.
 

@@ -20,7 +20,6 @@ from pgprog.exact.enumeration import (
     prefix_levels,
     refuse_what_is_too_large,
     success_probabilities,
-    target_weights,
     value_and_gradient,
 )
 from pgprog.policy import Policy
@@ -107,7 +106,7 @@ def objective_gradient(policy: Policy) -> ValueAndGradient:
 
     Raises: UsageError where the tree of one target exceeds the memory limit.
     """
-    outcome, weights = policy.task.reward_form == "outcome", target_weights(policy.task, policy.head_weight.dtype)
+    outcome, weights = policy.task.reward_form == "outcome", policy.task.target_weights().to(policy.head_weight.dtype)
     parts = []
     for targets in _batches(policy.task, prune=outcome):
         J_T = success_probabilities(policy, targets) if outcome else expected_return(policy, targets)

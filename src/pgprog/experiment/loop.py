@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pgprog.algorithms import TRAIN_STEPS, ppo
 from pgprog.algorithms.update import Metrics
-from pgprog.env import DigitSum
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
 from pgprog.experiment.config import GROUP_METHODS, RunConfig
@@ -156,7 +155,7 @@ def evaluated(config: RunConfig, seeds: Sequence[int], policy: Policy, progress:
         tokens=progress.tokens,
         wall_seconds=progress.wall_seconds,
         success=by_target.mean(-1).tolist(),
-        success_sum_targets=(by_target * sum_target_weights(policy.task)).sum(-1).tolist(),
+        success_sum_targets=(by_target * replace(policy.task, targets="sum").target_weights()).sum(-1).tolist(),
         success_by_target=by_target.tolist(),
     )
 
@@ -192,12 +191,3 @@ def evaluate(policy: Policy, seeds: Sequence[int]) -> Float[Tensor, "K targets"]
         tokens = policy.sample(chunk, EVALUATION_COMPLETIONS, generator)
         chunks.append(policy.task.success(chunk, tokens).double().mean(-1))
     return torch.cat(chunks, dim=-1)
-
-
-def sum_target_weights(task: DigitSum) -> Float[Tensor, "targets"]:
-    """How often each target is the sum of L random digits."""
-    weights = torch.ones(1, dtype=torch.float64)
-    for _ in range(task.seq_len):
-        shifted = [torch.nn.functional.pad(weights, (d, task.digits - 1 - d)) for d in range(task.digits)]
-        weights = torch.stack(shifted).mean(0)
-    return weights
