@@ -18,6 +18,7 @@ lint: .venv/installed
 
 mutants: .venv/installed
 	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/exact_mutants.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -59,9 +59,9 @@ EXACT_MUTANTS = [
     ),
     Mutant(
         "targets weighted alike whatever the task draws",
-        ENUMERATION,
-        'if task.targets == "uniform":',
-        "if True:",
+        "env.py",
+        'if self.targets == "uniform":\n            return torch.full',
+        "if True:\n            return torch.full",
         "test_exact_values.py",
     ),
     Mutant("too large is tried", ENUMERATION, "if needed > MEMORY_LIMIT:", "if needed > 1e30:", "test_exact_values.py"),
@@ -105,8 +105,8 @@ EXACT_MUTANTS = [
     Mutant(
         "J with the pruned tree whatever is paid",
         VALUES,
-        'policy.task.reward_form == "outcome", target',
-        'policy.task.reward_form != "", target',
+        'policy.task.reward_form == "outcome", policy',
+        'policy.task.reward_form != "", policy',
         "test_exact_values.py",
     ),
     # ---- scores ----

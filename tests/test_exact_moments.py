@@ -355,7 +355,7 @@ def test_a_table_by_prompt_is_a_baseline_that_knows_the_prompt(oracle_scores):
 
 
 def test_sampled_rewards_agree_with_the_exact_moments():
-    """z = 5; 20,000 batches."""
+    """z = 5; 20,000 batches, and twelve times 5,000 for what comes without an error of its own."""
     task = TASKS[1]
     scores = score_moments(make(task, [3]), every_target(task))
     draw, one = torch.tensor([0.2, 0.5, 0.3]), ScoreMoments(*(part[0] for part in scores))
@@ -364,8 +364,12 @@ def test_sampled_rewards_agree_with_the_exact_moments():
     assert abs(found.second - exact.second[0]) < 5 * found.error
     assert abs(found.trace - exact.trace[0]) < 5 * found.error
     assert 0 < found.error < 0.02 * found.second
-    close(found.weight, exact.weight[0], rtol=0.1)
-    close(found.squared_advantage, exact.squared_advantage[0], rtol=0.02)
+    runs = [sampled_rewards(lambda r, targets: grpo(r), one, draw, 3, 4, 5_000, seed) for seed in range(1, 13)]
+    for name in ("weight", "squared_advantage"):
+        each = torch.stack([getattr(run, name) for run in runs])
+        error = each.std(0) / len(runs) ** 0.5
+        assert (error > 0).all()
+        assert ((each.mean(0) - getattr(exact, name)[0]).abs() < 5 * error).all(), name
 
 
 def test_moments_agree_with_samples_of_the_policy():
