@@ -276,7 +276,7 @@ def draw(sides: dict[str, Side]) -> Figure:
         panel.semilogx(seconds, success, color=COLOURS[name], label=label, lw=1.5)
     panel.set(xlabel="seconds of training, start-up aside", ylabel=f"success of the batch, mean of {SMOOTH} steps")
     panel.set(ylim=(0, 1))
-    panel.legend(frameon=False, loc="upper left")
+    panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.16))
     panel.set_title("GRPO on the digit sum, one seed: 64 prompts x 8 completions a step")
     return figure
 

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -107,6 +107,8 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
     assert summary == json.loads((out / rundir.SUMMARY).read_text())
     assert list(summary["algorithms"]) == list(LADDER)
     assert summary["config"]["group_steps"] == 4
+    untrained = RunConfig(algo="rloo", seq_len=2, digits=3, hidden=8, prompts=8, group_size=4)
+    assert summary["gradient_noise"]["rloo"] == asdict(gradient_noise(untrained, 50, 64, policy_seed=0))
     assert summary["equal_rollouts"] == 15 * 8
     for algo, entry in summary["algorithms"].items():
         assert entry["rollouts"] == entry["steps"] * entry["rollouts_per_step"]
@@ -147,7 +149,7 @@ def test_compare_writes_everything_that_it_says(tmp_path, capsys):
 def test_overwrite_replaces_a_whole_comparison(tmp_path):
     out = tmp_path / "compare"
     with rundir.open_run(out):
-        (out / rundir.CONFIG).write_text("{}")
+        (out / rundir.CONFIG).write_text('{"environment": {"pgprog": "0.1.0"}}')
         for name in ("grpo", "ppo"):
             (out / "runs" / name).mkdir(parents=True)
             (out / "runs" / name / rundir.METRICS).write_text("")
@@ -185,3 +187,27 @@ def test_ctrl_c_ends_compare_with_what_was_reached(tmp_path):
         entry = summary["algorithms"][algo]
         assert 0 < entry["steps"] < entry["steps_planned"] == 100_000
         assert len(rundir.read_rows(out / "runs" / algo / rundir.METRICS)) == 2 * entry["steps"]
+
+
+def test_ctrl_c_before_the_first_job_still_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    from pgprog.experiment import compare as comparison
+
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "compare"
+    monkeypatch.setattr(comparison, "gradient_noise", interrupted)
+    assert main(["compare", "--steps", "5", "--out", str(out)]) == 130
+    assert f"pgprog compare --resume {out}" in " ".join(capsys.readouterr().out.split())
+    assert json.loads((out / rundir.SUMMARY).read_text())["interrupted"] is True
+
+
+def test_short_runs_have_curves_too(tmp_path):
+    from pgprog.report.figures import curves_by_seed
+
+    rows = [{"seed": s, "step": t, "rollouts": 8 * t, "success": 0.1 * t + s} for t in range(1, 5) for s in (0, 1)]
+    steps, rollouts, curves = curves_by_seed(rows)
+    assert steps.tolist() == [1, 2, 3, 4]
+    assert rollouts.tolist() == [8, 16, 24, 32]
+    assert curves[0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=1e-12)
+    assert curves[1].tolist() == pytest.approx([1.1, 1.2, 1.3, 1.4], rel=1e-12)

@@ -523,7 +523,7 @@ def test_default_batches_are_as_documented(name, G):
     assert len(seen) == 1 and seen[0].tokens.shape == (2, 64, G, 2)  # A is evaluated once, before the first epoch
     assert (seen[0].values is not None) == (name in WITH_CRITIC)
     defaults = {k: p.default for k, p in inspect.signature(RUNGS[name].train_step).parameters.items()}
-    assert defaults["entropy_coef"] == 0.01
+    assert defaults["entropy_coef"] == 0.02
     if name == "ppo":
         assert (defaults["epochs"], defaults["clip"], defaults["ratio_level"]) == (4, 0.2, "token")
 

@@ -42,7 +42,7 @@ def state(directory: Path):
 
 
 @pytest.mark.parametrize("algo", LADDER)
-@pytest.mark.parametrize("stop_at", [1, 7, 10, 39])
+@pytest.mark.parametrize("stop_at", [0, 1, 7, 10, 39])
 def test_a_stopped_run_goes_on_to_the_same_bits(algo, stop_at, tmp_path):
     config, seeds = replace(CONFIG, algo=algo), [0, 5]
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -223,7 +223,7 @@ def test_an_existing_run_is_overwritten_only_when_asked(tmp_path, capsys):
 def test_overwrite_refuses_a_directory_that_holds_no_run(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["train", "--steps", "1", *SMALL, "--out", str(tmp_path), "--overwrite"]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is no file of a run" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -331,3 +331,24 @@ def wait_for(condition, process, seconds=120):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_commands_run_on_one_thread(tmp_path):
+    # Small operations: a second thread makes them slower, and results depend on the number of threads.
+    torch.set_num_threads(2)
+    assert main(["train", "--steps", "1", *SMALL, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert torch.get_num_threads() == 1
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("pgprog ")
+
+
+def test_a_reader_who_has_enough_is_no_error():
+    command = f"{sys.executable} -m pgprog.cli foundations --json | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+    assert "Traceback" not in done.stderr
+    assert len(done.stdout) == 10

@@ -21,6 +21,14 @@ def test_interval_of_two_values_is_their_range():
     assert bootstrap_mean([0.25, 0.75])[1:] == (0.25, 0.75)
 
 
+def test_the_bounds_are_those_of_95_percent():
+    # Of 20 values, two of them 1 and the rest 0, the mean of a resample is Binomial(20, 1/10) / 20, whose 2.5% and
+    # 97.5% quantiles are 0 and 5/20; at 90% the upper one is 4/20.
+    low, high = stats.binom.ppf([0.025, 0.975], 20, 2 / 20) / 20
+    assert bootstrap_mean([1.0] * 2 + [0.0] * 18)[1:] == (pytest.approx(low), pytest.approx(high, rel=1e-12))
+    assert high != stats.binom.ppf(0.95, 20, 2 / 20) / 20
+
+
 def test_equal_values_have_an_interval_of_one_point():
     assert bootstrap_mean([0.95] * 5) == (pytest.approx(0.95, rel=1e-15),) * 3
 

@@ -50,6 +50,11 @@ FAULTS = {
     "values": ("def mine(r, v):\n    return r\n", r"wants values, and this algorithm has no critic"),
     "three": ("def mine(r, v, w):\n    return r\n", r"takes 3 arguments"),
     "no such name": ("def yours(r):\n    return r\n", r"has no function 'mine', but: yours"),
+    "exit": ("import sys\ndef mine(r):\n    sys.exit(0)\n", r"mine.py:mine raised SystemExit"),
+    "exit at import": ("raise SystemExit(0)\n", r"fails to import \(SystemExit"),
+    "builtin": ("mine = torch.zeros_like\n", r"shows no signature"),
+    "by name": ("def mine(r, *, k):\n    return r\n", r"wants k by name"),
+    "complex": ("def mine(r):\n    return r * 1j\n", r"returned Tensor"),
     "import": ("1 / 0\n", r"fails to import \(ZeroDivisionError: division by zero\)"),
     "syntax": ("def mine(r:\n", r"fails to import \(SyntaxError"),
 }
@@ -62,6 +67,13 @@ def test_a_faulty_function_is_named_with_what_it_returned(name, tmp_path):
         metrics("grpo", tmp_path, write(tmp_path, body))
 
 
+def test_a_function_that_works_in_place_changes_nothing_but_its_own_copy(tmp_path):
+    pure = write(tmp_path, "def mine(r, v):\n    return r - v[:, None]\n")
+    expected = metrics("actor_critic", tmp_path, pure)
+    in_place = write(tmp_path, "def mine(r, v):\n    r -= v[:, None]\n    v.zero_()\n    return r\n")
+    assert metrics("actor_critic", tmp_path, in_place) == expected
+
+
 @pytest.mark.parametrize("spec", ["mine.py", "nowhere.py:f", ":f", "f", ""])
 def test_a_spec_without_file_or_function_is_refused(spec):
     with pytest.raises(UsageError, match=r"give FILE\.py:function"):
@@ -72,6 +84,7 @@ def test_a_function_that_fails_at_the_first_call_leaves_one_line(tmp_path, capsy
     spec = write(tmp_path, FAULTS["shape"][0])
     code = main(["train", "--steps", "2", "--advantage", spec, "--out", str(tmp_path / "run"), "--json"])
     assert code == 2
+    assert not (tmp_path / "run").exists(), "nothing is left in the way of the next try"
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("pgprog: error: ")
 
 

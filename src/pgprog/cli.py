@@ -3,8 +3,10 @@
 import contextlib
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import dropwhile, takewhile
 from typing import Any
 
@@ -34,6 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"pgprog: error: {error}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print("pgprog: error: not enough memory: give smaller sizes", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # of a reader such as head, who has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = str(error.filename)[:200] if error.filename else "a file"
+        print(f"pgprog: error: {where}: {error.strerror}: give a path that can be read and written", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("pgprog: interrupted", file=sys.stderr)
         return 130
@@ -41,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(arguments: list[str]) -> Any:
     """The typed arguments of a command; what cannot be parsed becomes a UsageError, in place of tyro's framed page."""
+    if arguments == ["--version"]:
+        print(f"pgprog {version('pgprog')}")
+        sys.exit(0)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -41,6 +41,7 @@ INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
 def train(args: Train) -> int:
     """Run ``pgprog train``."""
+    torch.set_num_threads(1)  # the operations are small: a second thread costs more than it brings
     check_checkpoint_every(args.checkpoint_every)
     if args.resume is None:
         steps = args.group_steps if args.group_steps is not None and args.algo in GROUP_METHODS else args.steps
@@ -48,11 +49,16 @@ def train(args: Train) -> int:
         content = configuration(config) | {"seeds": [seed]}
     else:
         config, content = resumed(args, RunConfig)
-        seed = content["seeds"][0] if isinstance(content.get("seeds"), list) and len(content["seeds"]) == 1 else -1
+        seeds = content.get("seeds")
+        if not isinstance(seeds, list) or len(seeds) != 1 or type(seeds[0]) is not int:
+            raise UsageError(f"{args.resume} is no run of train, of one seed: its seeds are {str(seeds)[:80]}")
+        seed = seeds[0]
     validate(config)
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed {seed} is out of range: give an integer in [0, 2**63)")
     make_task(config), step_options(config, None)  # refuse what cannot run before a directory is made
+    if config.advantage is not None:
+        run(dataclasses.replace(config, steps=1), [seed])  # the user's function is called once, for nothing
     where = args.resume or args.out or default_directory(config.algo)
     console = Console(stderr=args.json)
     with contextlib.ExitStack() as stack:
@@ -87,6 +93,7 @@ def train(args: Train) -> int:
 
 def compare(args: Compare) -> int:
     """Run ``pgprog compare``."""
+    torch.set_num_threads(1)
     check_checkpoint_every(args.checkpoint_every)
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers {args.workers} is too few: give 1 or more")
@@ -124,7 +131,7 @@ def compare(args: Compare) -> int:
                 on_progress=lambda p: bars.update(tasks[p.name], completed=p.step, success=f"success {p.success:.3f}"),
             )
         figures = draw(directory, summary) if summary["algorithms"] else []
-        rundir.write_bytes(directory / "results.md", markdown(summary).encode())
+        rundir.write_bytes(directory / "results.md", markdown(summary).encode(errors="replace"))
     if args.json:
         print(json.dumps(summary))
         return INTERRUPTED if summary["interrupted"] else 0
@@ -139,8 +146,9 @@ def compare(args: Compare) -> int:
 
 def sample(args: Sample) -> int:
     """Run ``pgprog sample``."""
-    if args.n < 1:
-        raise UsageError(f"--n {args.n} is too few: give 1 or more")
+    torch.set_num_threads(1)
+    if not 1 <= args.n <= 100_000:
+        raise UsageError(f"--n {args.n} is out of range: give 1 to 100000")
     directory = args.run
     if (directory / "runs").is_dir():
         algos = sorted(path.name for path in (directory / "runs").iterdir())
@@ -149,6 +157,8 @@ def sample(args: Sample) -> int:
                 f"--run {directory} is a comparison: name a run of it with --algo, one of {', '.join(algos)}"
             )
         directory = directory / "runs" / choose("run", args.algo, algos)
+    elif args.algo is not None:
+        raise UsageError(f"--algo {args.algo}: {directory} is a run and no comparison, leave it out")
     config = validate(from_json(RunConfig, rundir.read_json(directory / rundir.CONFIG), directory / rundir.CONFIG))
     policy, seeds = load_policy(directory, config)
     seed = seeds[0] if args.seed is None else args.seed

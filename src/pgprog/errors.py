@@ -8,6 +8,11 @@ class UsageError(Exception):
     """Something that was asked for cannot be done; the command line prints it as one line and exits with 2."""
 
 
+def said(error: BaseException) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
 def choose(what: str, value: str, choices: Iterable[str]) -> str:
     """Return ``value`` if it is one of ``choices``; else raise UsageError with the nearest of them."""
     choices = list(choices)

@@ -31,7 +31,7 @@ class ReplicaGenerator:
     def __init__(self, seeds: Sequence[int], stream: str = "train", step: int = 0) -> None:
         if not seeds:
             raise ValueError("seeds is empty: give at least one, one per replica")
-        if bad := [seed for seed in seeds if not 0 <= seed < 2**63]:
+        if bad := [seed for seed in seeds if not isinstance(seed, int) or not 0 <= seed < 2**63]:
             raise ValueError(f"seed {bad[0]} is out of range: a seed is an integer in [0, 2**63)")
         if stream not in STREAMS:
             raise ValueError(f"unknown stream {stream!r}: choose one of {', '.join(STREAMS)}")
@@ -40,7 +40,9 @@ class ReplicaGenerator:
         self.seek(step)
 
     def seek(self, step: int) -> None:
-        """Go to the start of a step; what was drawn before does not matter."""
+        """Go to the start of a step, an integer of 0 or more; what was drawn before does not matter."""
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"step {step} is out of range: a step is an integer of 0 or more")
         self._bits = [
             np.random.Generator(
                 np.random.Philox(

@@ -56,7 +56,7 @@ def percentile_coverage(n: int) -> float:
 
         coverage(n) = P(|t_{n-1}| < 1.96 sqrt((n - 1) / n))
 
-    0.845 for n = 5, 0.90 for n = 10; NaN for n = 1. Exact up to the normal approximation of the bootstrap's own
+    0.846 for n = 5, 0.90 for n = 10; NaN for n = 1. Exact up to the normal approximation of the bootstrap's own
     distribution.
     """
     if n < 2:

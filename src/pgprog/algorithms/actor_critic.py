@@ -32,7 +32,7 @@ def train_step(
     critic: Critic,
     advantage: Advantage = advantage,
     prompts: int = 64,
-    entropy_coef: float = 0.01,
+    entropy_coef: float = 0.02,
     max_grad_norm: float = 1.0,
 ) -> Metrics:
     """One step of Actor-Critic for every replica; the optimiser holds the critic's parameters too; see ``update``."""

@@ -127,7 +127,7 @@ def group_rows(
     """Put flat rewards onto the group axis: the only door from rows to (P, G).
 
     Args:
-        rewards: one per row; None or NaN is unscorable.
+        rewards: one per row; None or NaN is unscorable; infinity is not, and every advantage refuses it.
         ids: the prompt of each row, any hashable; rows of one prompt need not stand together, nor be equally many.
 
     Returns:
@@ -150,6 +150,8 @@ def _check(rewards: Tensor, valid: Tensor | None, finite: bool = True) -> tuple[
     """Refuse wrong shapes and unmarked NaN; return the rewards with 0 where not valid, and valid."""
     if rewards.dim() < 2:
         raise ValueError(f"rewards have shape {tuple(rewards.shape)}: (..., P, G) wanted, prompts by completions")
+    if rewards.numel() == 0:
+        raise ValueError(f"rewards have shape {tuple(rewards.shape)}: an empty batch has no advantage")
     if not rewards.is_floating_point():
         raise ValueError(f"rewards are {rewards.dtype}: floats wanted, use rewards.float()")
     if valid is None:
@@ -183,6 +185,8 @@ def _mean(r: Tensor, valid: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _z_score(r: Tensor, valid: Tensor, dims: tuple[int, ...], ddof: int, eps: float) -> Tensor:
+    if ddof not in (0, 1) or not 0 <= eps < float("inf"):
+        raise ValueError(f"ddof {ddof} and eps {eps}: ddof is 0 or 1, eps 0 or a positive number")
     r = _from_smallest(r, valid, dims)
     centred = torch.where(valid, r - _mean(r, valid, dims), 0)
     n = valid.sum(dims, keepdim=True)

@@ -117,23 +117,31 @@ def value_loss(values: Float[Tensor, "*K P"], rewards: Float[Tensor, "*K P G"]) 
 
 def sequence_sum_mean(per_token: Float[Tensor, "*K P G T"], mask: Bool[Tensor, "*K P G T"]) -> Float[Tensor, "*K"]:
     """Sum over the tokens of a sequence, then average over all P G sequences; what is masked counts 0, NaN too."""
+    _same_shape("values", per_token, mask)
     return torch.where(mask, per_token, 0).sum(-1).mean((-2, -1))
 
 
 def token_mean(per_token: Float[Tensor, "*K P G T"], mask: Bool[Tensor, "*K P G T"]) -> Float[Tensor, "*K"]:
     """The mean over the tokens that are not masked, 0 where there is none: for reading, not for the loss."""
+    _same_shape("values", per_token, mask)
     tokens = (-3, -2, -1)
     return torch.where(mask, per_token, 0).sum(tokens) / mask.sum(tokens).clamp(min=1)
+
+
+def _same_shape(name: str, per_token: Tensor, mask: Tensor) -> None:
+    if per_token.shape != mask.shape or per_token.dim() < 3 or per_token.numel() == 0:
+        raise ValueError(
+            f"{name} {tuple(per_token.shape)} and mask {tuple(mask.shape)}: both must be (..., P, G, T), not empty"
+        )
 
 
 def _per_token(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
     """Check the shapes, and spread one advantage per sequence over its tokens."""
     if advantages.requires_grad:
         raise ValueError("the advantage carries a gradient: it weights grad log pi and must be a constant, detach it")
-    if logprobs.dim() < 3 or mask.shape != logprobs.shape:
-        raise ValueError(f"logprobs {tuple(logprobs.shape)} and mask {tuple(mask.shape)}: both must be (..., P, G, T)")
+    _same_shape("logprobs", logprobs, mask)
     if advantages.shape == logprobs.shape[:-1]:
-        return advantages.unsqueeze(-1)
+        return torch.where(mask.any(-1), advantages, 0).unsqueeze(-1)
     if advantages.shape == logprobs.shape:
         return torch.where(mask, advantages, 0)  # a NaN after the end would reach the gradient as 0 * NaN
     raise ValueError(

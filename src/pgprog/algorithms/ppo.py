@@ -47,7 +47,7 @@ def train_step(
     critic: Critic,
     advantage: Advantage = advantage,
     prompts: int = 64,
-    entropy_coef: float = 0.01,
+    entropy_coef: float = 0.02,
     max_grad_norm: float = 1.0,
     epochs: int = 4,
     clip: float = 0.2,

@@ -30,10 +30,16 @@ def train_step(
     *,
     advantage: Advantage = advantage,
     prompts: int = 64,
-    entropy_coef: float = 0.01,
+    entropy_coef: float = 0.02,
     max_grad_norm: float = 1.0,
 ) -> Metrics:
     """One step of REINFORCE for every replica: one completion of each prompt; see ``update`` for the arguments."""
     return update(
-        policy, optimizer, generator, advantage, prompts=prompts, entropy_coef=entropy_coef, max_grad_norm=max_grad_norm
+        policy,
+        optimizer,
+        generator,
+        advantage,
+        prompts=prompts,
+        entropy_coef=entropy_coef,
+        max_grad_norm=max_grad_norm,
     )

@@ -31,7 +31,7 @@ def train_step(
     advantage: Advantage = advantage,
     prompts: int = 64,
     group_size: int = 8,
-    entropy_coef: float = 0.01,
+    entropy_coef: float = 0.02,
     max_grad_norm: float = 1.0,
 ) -> Metrics:
     """One step of RLOO for every replica: ``group_size`` completions of each prompt; see ``update``."""

@@ -29,7 +29,7 @@ def update(
     *,
     prompts: int = 64,
     group_size: int = 1,
-    entropy_coef: float = 0.01,
+    entropy_coef: float = 0.02,
     max_grad_norm: float = 1.0,
     critic: Critic | None = None,
     constraint: Constraint | None = None,

@@ -44,6 +44,8 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
         raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}")
     if config.seeds < 1:
         raise UsageError(f"--seeds {config.seeds} is too few: give how many seeds to train, 1 or more")
+    if config.seeds > 1000:
+        raise UsageError(f"--seeds {config.seeds} is too many at once: give 1000 or fewer")
     if not 0 <= config.first_seed < 2**62:
         raise UsageError(f"--first-seed {config.first_seed} is out of range: give an integer in [0, 2**62)")
     if config.group_steps is not None and config.group_steps < 1:
@@ -87,13 +89,13 @@ def compare(
     """
     main, equal, budget = plan(config, directory)
     outcome = Outcome()
-    for job in main:
-        outcome.noise[job.name] = gradient_noise(job.config)
     for job in (*main, *equal):
         assert job.directory is not None
         job.directory.mkdir(parents=True, exist_ok=True)
         rundir.write_json(job.directory / rundir.CONFIG, job.config.as_dict() | {"seeds": list(job.seeds)})
     try:
+        for job in main:
+            outcome.noise[job.name] = gradient_noise(job.config)
         for job, result in run_jobs([*main, *equal], workers, checkpoint_every, on_progress):
             algo = job.config.algo
             (outcome.equal if job.name.endswith(EQUAL) else outcome.main)[algo] = result

@@ -166,7 +166,8 @@ def validate(config: RunConfig) -> RunConfig:
     for name in ("lr", "critic_lr", "group_lr_factor", "max_grad_norm"):
         most = math.inf if name == "max_grad_norm" else 1e6
         if not 0 < (value := getattr(config, name)) <= most:
-            raise UsageError(f"{_flag(name)} {value:g} is out of range: give a positive number, at most {most:g}")
+            bound = f", at most {most:g}" if most < math.inf else ""
+            raise UsageError(f"{_flag(name)} {value:g} is out of range: give a positive number{bound}")
     if not 0 <= config.entropy_coef < math.inf:
         raise UsageError(f"--entropy-coef {config.entropy_coef:g} is out of range: give 0 (no bonus) or more")
     if not 0 <= config.ppo_entropy_factor < math.inf:
@@ -187,6 +188,13 @@ def validate(config: RunConfig) -> RunConfig:
         raise UsageError(
             f"--digits {config.digits} with --seq-len {config.seq_len}: a target up to {largest} is over {MAX_TARGET}, "
             "give less of either"
+        )
+    if config.hidden > 8192:
+        raise UsageError(f"--hidden {config.hidden} is too large: give 8192 or less")
+    if (states := config.rollouts_per_step * config.seq_len * config.hidden) > MAX_HIDDEN_STATES:
+        raise UsageError(
+            f"a step of {config.prompts} prompts x {config.completions} completions x {config.seq_len} tokens x "
+            f"{config.hidden} hidden units is {states:.3g} numbers, over {MAX_HIDDEN_STATES:.3g}: give less of one"
         )
     return config
 
@@ -213,10 +221,16 @@ def from_json(kind: type[C], content: Any, path: Path) -> C:
             fits = fits and isinstance(value, bool) == (hint is bool)
         if not fits:
             raise UsageError(f"{path}: {name} is {value!r}, which is no {getattr(hint, '__name__', hint)}")
+        if hint is float:
+            try:
+                value = float(value)
+            except OverflowError:
+                raise UsageError(f"{path}: {name} is no number that a float can hold") from None
         values[name] = value
     return kind(**values)
 
 
+MAX_HIDDEN_STATES = 2**27  # of one seed's batch: half a gigabyte in float32, of which a step holds some twenty
 MAX_TARGET = 5_000  # a target has a feature per other target: their table would be the first to outgrow memory
 
 

@@ -4,6 +4,7 @@ import multiprocessing as mp
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -116,7 +117,15 @@ def _start_worker(stop: Any, reports: Any, parent: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and says when to stop
     torch.set_num_threads(1)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
     _worker.update(stop=stop, reports=reports, parent=parent)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when the comparison was killed: its directory is for the next one."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 def _run(job: Job, checkpoint_every: int) -> Any:
@@ -131,12 +140,7 @@ def _run(job: Job, checkpoint_every: int) -> Any:
             last = time.monotonic()
             _worker["reports"].put(Progress(job.name, step, metrics["success"].mean().item()))
 
-    def should_stop() -> bool:
-        if os.getppid() != _worker["parent"]:
-            os._exit(1)  # the comparison was killed: leave its directory alone, for the next one
-        return bool(_worker["stop"].is_set())
-
     if job.directory is None:
-        return run(job.config, job.seeds, None, on_step, should_stop)
+        return run(job.config, job.seeds, None, on_step, _worker["stop"].is_set)
     with rundir.lock(job.directory, wait=ORPHAN_SECONDS):  # a worker of a killed comparison ends by itself
-        return run(job.config, job.seeds, job.directory, on_step, should_stop, checkpoint_every)
+        return run(job.config, job.seeds, job.directory, on_step, _worker["stop"].is_set, checkpoint_every)

@@ -1,17 +1,18 @@
 """What a run moves, K replicas of it, and its checkpoint."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Adam
 
 from pgprog.env import DigitSum
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, said
 from pgprog.experiment import rundir
 from pgprog.experiment.config import CRITIC_METHODS, RunConfig, Settings
 from pgprog.noise import ReplicaGenerator
@@ -105,19 +106,30 @@ def restore(directory: Path, config: RunConfig, seeds: Sequence[int], learner: L
         p.grad = torch.zeros_like(p)
     learner.optimizer.step()  # makes the optimiser's tensors, to be written over
     learner.optimizer.zero_grad()
-    mine = named_tensors(learner)
-    if mine.keys() != tensors.keys() or any(
-        mine[n].shape != t.shape or mine[n].dtype != t.dtype for n, t in tensors.items()
-    ):
-        raise UsageError(f"{path} does not fit {rundir.CONFIG} beside it: it is of another shape or version")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            mine[name].copy_(tensor)
-    return Progress(
-        step=json.loads(metadata["step"]),
-        tokens=json.loads(metadata["tokens"]),
-        wall_seconds=json.loads(metadata["wall_seconds"]),
-    )
+    fill(named_tensors(learner), tensors, path)
+    return progress_in(metadata, config, seeds, path)
+
+
+def progress_in(metadata: dict[str, str], config: RunConfig, seeds: Sequence[int], path: Path) -> Progress:
+    """What a checkpoint says of how far it is; raises UsageError where that cannot be."""
+    step, tokens, wall = (metadata_value(metadata, name, path) for name in ("step", "tokens", "wall_seconds"))
+    if type(step) is not int or not 0 < step <= config.steps:
+        raise UsageError(f"{path} is damaged: it is of step {step!r}, of {config.steps}")
+    if not isinstance(tokens, list) or len(tokens) != len(seeds) or any(type(n) is not int or n < 0 for n in tokens):
+        raise UsageError(
+            f"{path} is damaged: its tokens are {tokens!r}, one count for each of {len(seeds)} seeds wanted"
+        )
+    if not isinstance(wall, (int, float)) or not 0 <= wall < math.inf:
+        raise UsageError(f"{path} is damaged: its wall_seconds are {wall!r}")
+    return Progress(step, tokens, float(wall))
+
+
+def metadata_value(metadata: dict[str, str], name: str, path: Path) -> Any:
+    """One value of a checkpoint's metadata; raises UsageError where it is no JSON."""
+    try:
+        return json.loads(metadata[name])
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: its {name} cannot be read ({said(error)})") from error
 
 
 def load_checked(
@@ -128,15 +140,22 @@ def load_checked(
     path = directory / rundir.CHECKPOINT
     if missing := {"config", "seeds", "step", "tokens", "wall_seconds"} - metadata.keys():
         raise UsageError(f"{path} is no checkpoint of this version: it lacks {', '.join(sorted(missing))}")
-    made_by = json.loads(metadata["config"])
+    made_by = metadata_value(metadata, "config", path)
+    if not isinstance(made_by, dict):
+        raise UsageError(f"{path} is damaged: its config is no object")
     if differing := [name for name, value in config.as_dict().items() if made_by.get(name) != value]:
         name = differing[0]
         raise UsageError(
             f"{path} does not fit {rundir.CONFIG} beside it: {name} is {made_by.get(name)!r} in the one and "
             f"{getattr(config, name)!r} in the other"
         )
-    if seeds is not None and json.loads(metadata["seeds"]) != list(seeds):
-        raise UsageError(f"{path} is of seeds {metadata['seeds']}, not {list(seeds)}")
+    made_with = metadata_value(metadata, "seeds", path)
+    if not isinstance(made_with, list) or not made_with or any(type(n) is not int or n < 0 for n in made_with):
+        raise UsageError(f"{path} is damaged: its seeds are {made_with!r}")
+    if seeds is not None and made_with != list(seeds):
+        raise UsageError(f"{path} is of seeds {made_with}, not {list(seeds)}")
+    if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UsageError(f"{path} is damaged: {bad[0]} holds NaN or infinity")
     return tensors, metadata
 
 
@@ -145,9 +164,21 @@ def load_policy(directory: Path, config: RunConfig) -> tuple[Policy, list[int]]:
     tensors, metadata = load_checked(directory, config, None)
     seeds = json.loads(metadata["seeds"])
     policy = make_learner(config, seeds).policy
-    try:
-        policy.load_state_dict({n.removeprefix("policy."): t for n, t in tensors.items() if n.startswith("policy.")})
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{directory / rundir.CHECKPOINT} does not fit {rundir.CONFIG} beside it: {reason}") from error
+    saved = {n.removeprefix("policy."): t for n, t in tensors.items() if n.startswith("policy.")}
+    fill(dict(policy.named_parameters()), saved, directory / rundir.CHECKPOINT)
     return policy, seeds
+
+
+def fill(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: Path) -> None:
+    """Copy saved tensors over mine, by name; raises UsageError where names, shapes or dtypes differ."""
+    if mine.keys() != saved.keys():
+        raise UsageError(f"{path} does not fit {rundir.CONFIG} beside it: it holds other tensors, of another version")
+    for name, tensor in saved.items():
+        if mine[name].shape != tensor.shape or mine[name].dtype != tensor.dtype:
+            raise UsageError(
+                f"{path} does not fit {rundir.CONFIG} beside it: {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                f"{mine[name].dtype} {tuple(mine[name].shape)} wanted"
+            )
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            mine[name].copy_(tensor)

@@ -1,5 +1,6 @@
 """The loop of a run: a pure function of (config, seeds), with a directory to write to if there is one."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -88,9 +89,9 @@ def run(
     options = step_options(config, learner.critic)
     progress = Progress(0, [0] * len(seeds), 0.0)
     if directory is not None:
-        if (finished := finished_result(directory, config)) is not None:
-            return finished
         progress = restore(directory, config, seeds, learner) or progress
+        if (finished := finished_result(directory, config, seeds)) is not None:
+            return finished
         rundir.cut_rows(directory / rundir.METRICS, progress.step)
     generator = ReplicaGenerator(seeds, "train")
     rates = base_rates(config, learner)
@@ -116,7 +117,7 @@ def run(
                     log.flush()
                     save(directory, config, seeds, learner, progress)
                 on_step(progress.step, metrics)
-        if directory is not None:
+        if directory is not None and progress.step > 0:
             save(directory, config, seeds, learner, progress)
         result = evaluated(config, seeds, learner.policy, progress)
         if directory is not None:
@@ -134,15 +135,18 @@ def base_rates(config: RunConfig, learner: Learner) -> list[float]:
     return [config.policy_lr, config.critic_lr][: len(learner.optimizer.param_groups)]
 
 
-def finished_result(directory: Path, config: RunConfig) -> Result | None:
-    """The result of a run that has made all of its steps, if it stands in its directory."""
+def finished_result(directory: Path, config: RunConfig, seeds: Sequence[int]) -> Result | None:
+    """The result of a run that has made all of its steps, if it stands in its directory; UsageError where damaged."""
     path = directory / rundir.RESULT
     if not path.exists():
         return None
     try:
         result = Result(**rundir.read_json(path))
+        lists = (result.tokens, result.success, result.success_sum_targets, result.success_by_target)
+        if any(len(each) != len(seeds) for each in lists) or not all(map(math.isfinite, result.success)):
+            raise TypeError(f"it is not of {len(seeds)} seeds")
     except TypeError as error:
-        raise UsageError(f"{path} is no result of this version ({error}): --overwrite the run") from error
+        raise UsageError(f"{path} is damaged ({error}): remove it, and --resume evaluates again") from error
     return result if result.steps == config.steps else None
 
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -19,16 +20,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, said
 
 FORMAT = "pgprog-checkpoint-1"
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
-LOCK = "lock"
+LOCK = ".pgprog.lock"
 RESULT = "result.json"
 SUMMARY = "summary.json"
 ROWS_AT_ONCE = 250
+_FILE = r"(config\.json|metrics\.jsonl|checkpoint\.safetensors|result\.json|summary\.json|\.pgprog\.lock)(\.partial)?"
+_PAGE = (
+    r"(results\.md|curves\.csv)(\.partial)?|(learning_curves|final_success|success_by_target|gradient_noise)\.(png|svg)"
+)
+RUN_FILE = re.compile(rf"(runs/[a-z_-]+/)?{_FILE}|{_PAGE}")
+RUN_FOLDER = re.compile(r"runs(/[a-z_-]+)?")
 
 
 @contextlib.contextmanager
@@ -64,7 +71,7 @@ def lock(directory: Path, wait: float = 0.0) -> Iterator[None]:
         UsageError: another process holds it, after ``wait`` seconds; it is named.
     """
     deadline = time.monotonic() + wait
-    with open(directory / LOCK, "a+") as file:
+    with os.fdopen(os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,18 +98,26 @@ def refuse_occupied(directory: Path, overwrite: bool) -> None:
             f"--out {directory} exists and is not empty: give another, --overwrite to replace it, "
             "or --resume to go on with it"
         )
-    if not (directory / CONFIG).is_file():
-        raise UsageError(
-            f"--overwrite: {directory} holds no run, but other files ({CONFIG} is missing): give another --out"
-        )
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_symlink() or not (RUN_FOLDER if path.is_dir() else RUN_FILE).fullmatch(name):
+            raise UsageError(f"--overwrite: {path} is no file of a run, and would be lost: give another --out")
+    config = directory / CONFIG
+    if not config.is_file() or "pgprog" not in str(_environment_in(config)):
+        raise UsageError(f"--overwrite: {config} is missing or no run's, {directory} stays: give another --out")
+
+
+def _environment_in(config: Path) -> Any:
+    content = read_json(config)
+    return content.get("environment") if isinstance(content, dict) else None
 
 
 def clear(directory: Path) -> None:
-    """Remove what a run left in a directory."""
+    """Remove a run, which ``refuse_occupied`` has found to be nothing else."""
     # Files before their folders, and the config last: a clearing that was cut short can be repeated.
     order = sorted(directory.rglob("*"), key=lambda path: (path == directory / CONFIG, -len(path.parts)))
     for path in order:
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir():
             path.rmdir()
         elif path != directory / LOCK:
             path.unlink()
@@ -133,7 +148,8 @@ def write_json(path: Path, content: Any) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: to a neighbour first, then over it."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
+    partial.unlink(missing_ok=True)
+    with open(partial, "xb") as file:  # x: never through a link that somebody has put there
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -146,8 +162,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist: give the directory of a run") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}): it is no file of a run, or is damaged") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read ({said(error)}): it is no file of a run, or is damaged") from error
 
 
 class RowWriter:
@@ -168,7 +184,8 @@ class RowWriter:
 
     def flush(self) -> None:
         if self._path is not None and self._rows:
-            with open(self._path, "a") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            with os.fdopen(os.open(self._path, flags, 0o644), "a") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in self._rows))
                 file.flush()
                 os.fsync(file.fileno())
@@ -186,11 +203,21 @@ def cut_rows(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["step"] > last_step:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            step = json.loads(line)["step"]
+            if not isinstance(step, int):
+                raise ValueError("step is no integer")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UsageError(
+                f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged"
+            ) from error
+        if step > last_step:
             break
         kept.append(line)
-    write_bytes(path, "".join(kept).encode())
+    write_bytes(path, b"".join(kept))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

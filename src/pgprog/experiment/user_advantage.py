@@ -2,13 +2,14 @@
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, said
 from pgprog.policy import Rollout
 
 
@@ -28,19 +29,27 @@ def load_advantage(spec: str) -> Callable[[Rollout], Tensor]:
         raise UsageError(
             f"--advantage {spec!r} is not there: give FILE.py:function, a file that exists and a function in it"
         )
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module_spec = importlib.util.spec_from_file_location(f"pgprog_user_{path.stem}", path)
     if module_spec is None or module_spec.loader is None:
         raise UsageError(f"--advantage {spec!r}: {path} is no Python file, give FILE.py:function")
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and pickles look there
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"--advantage {spec!r}: {path} fails to import ({_said(error)})") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"--advantage {spec!r}: {path} fails to import ({said(error)})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         names = ", ".join(n for n, value in vars(module).items() if inspect.isfunction(value)) or "none"
         raise UsageError(f"--advantage {spec!r}: {path} has no function {function_name!r}, but: {names}")
-    wanted = sum(p.default is p.empty for p in inspect.signature(function).parameters.values())
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise UsageError(f"{spec} shows no signature: give a function written in Python") from error
+    fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if named := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+        raise UsageError(f"{spec} wants {named[0]} by name: it gets rewards, or rewards and values, by place")
+    wanted = sum(p.default is p.empty and p.kind in fixed for p in parameters)
     if wanted not in (1, 2):
         raise UsageError(
             f"{spec} takes {wanted} arguments: rewards (P, G), or rewards and values (P,), are what it can get"
@@ -52,12 +61,14 @@ def load_advantage(spec: str) -> Callable[[Rollout], Tensor]:
                 f"{spec}: the function wants values, and this algorithm has no critic: take one argument, rewards"
             )
         results = []
-        for k, rewards in enumerate(batch.rewards):
-            arguments = (rewards, batch.values[k]) if wanted == 2 and batch.values is not None else (rewards,)
+        for k, rewards in enumerate(batch.rewards.clone()):  # a copy: a function may work in place
+            arguments: tuple[Tensor, ...] = (rewards,)
+            if wanted == 2 and batch.values is not None:
+                arguments = (rewards, batch.values[k].clone())
             try:
                 result = function(*arguments)
-            except Exception as error:
-                raise UsageError(f"{spec} raised {_said(error)} on rewards of shape {tuple(rewards.shape)}") from error
+            except (Exception, SystemExit) as error:
+                raise UsageError(f"{spec} raised {said(error)} on rewards of shape {tuple(rewards.shape)}") from error
             results.append(_checked(spec, result, rewards))
         return torch.stack(results)
 
@@ -66,7 +77,7 @@ def load_advantage(spec: str) -> Callable[[Rollout], Tensor]:
 
 def _checked(spec: str, result: object, rewards: Tensor) -> Tensor:
     wanted = f"a detached, finite tensor of shape {tuple(rewards.shape)} was expected"
-    if not isinstance(result, Tensor):
+    if not isinstance(result, Tensor) or result.layout != torch.strided or result.is_complex():
         raise UsageError(f"{spec} returned {type(result).__name__}: {wanted}")
     if result.shape != rewards.shape:
         raise UsageError(f"{spec} returned shape {tuple(result.shape)}: {wanted}")
@@ -75,8 +86,3 @@ def _checked(spec: str, result: object, rewards: Tensor) -> Tensor:
     if not result.isfinite().all():
         raise UsageError(f"{spec} returned NaN or infinity: {wanted}")
     return result.to(rewards.dtype)
-
-
-def _said(error: Exception) -> str:
-    """An exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -24,7 +24,7 @@ COLOURS = {
     "rloo": "#2f7d5b",
     "grpo": "#2f5f9e",
 }
-SMOOTH = 25  # steps
+SMOOTH = 25  # steps, and no more than an eighth of a run
 
 
 def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
@@ -57,7 +57,7 @@ def learning_curves(directory: Path, summary: dict[str, Any]) -> Figure:
         for panel, x in zip(panels, (steps, rollouts), strict=True):
             panel.plot(x, curves.mean(0), color=COLOURS[algo], label=TITLES[algo], lw=1.5)
             panel.fill_between(x, curves.min(0), curves.max(0), color=COLOURS[algo], alpha=0.15, lw=0)
-    panels[0].set(xlabel="steps", ylabel=f"success of the batch, mean of {SMOOTH} steps", ylim=(0, 1))
+    panels[0].set(xlabel="steps", ylabel="success of the batch, running mean", ylim=(0, 1))
     panels[1].set(xlabel="rollouts")
     panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))
     panels[1].axvline(summary["equal_rollouts"], color="black", lw=0.8, ls=":")
@@ -71,7 +71,7 @@ def curves_by_seed(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, 
     seeds = dict.fromkeys(row["seed"] for row in rows)
     first = [row for row in rows if row["seed"] == rows[0]["seed"]]
     curves = np.array([[row["success"] for row in rows if row["seed"] == seed] for seed in seeds])
-    width = min(SMOOTH, curves.shape[1])
+    width = max(1, min(SMOOTH, curves.shape[1] // 8))
     sums = np.cumsum(np.pad(curves, ((0, 0), (1, 0))), axis=1)
     smooth = (sums[:, width:] - sums[:, :-width]) / width
     keep = slice(width - 1, None)
@@ -112,7 +112,7 @@ def success_by_target(directory: Path, summary: dict[str, Any]) -> Figure:
     for algo, entry in summary["algorithms"].items():
         panel.plot(entry["success_by_target"], color=COLOURS[algo], label=entry["title"], lw=1.5)
     panel.set(xlabel="target", ylabel="success", ylim=(0, 1.02))
-    panel.legend(frameon=False, ncols=3, loc="lower center")
+    panel.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     panel.set_title("Success by target, mean over seeds")
     return figure
 

@@ -49,7 +49,8 @@ def _rule(columns: tuple[str, ...]) -> tuple[str, ...]:
 
 def comparison(summary: dict[str, Any]) -> list[Rows]:
     """Every table of a comparison."""
-    return [scores(summary), seeds(summary), equal(summary), differences(summary), noise(summary)]
+    tables = [scores(summary), seeds(summary), equal(summary), differences(summary)]
+    return [*tables, noise(summary)] if summary["gradient_noise"] else tables
 
 
 def remarks(summary: dict[str, Any]) -> list[str]:

@@ -1,0 +1,238 @@
+"""What others left in a run directory, or what breaks there: refused in one line, and nothing of theirs lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pgprog.cli import main
+from pgprog.errors import UsageError
+from pgprog.experiment import rundir
+from pgprog.experiment.config import RunConfig
+from pgprog.experiment.loop import refuse_divergence, run
+from test_run import wait_for
+
+CONFIG = RunConfig(seq_len=2, digits=3, prompts=4, hidden=8, group_size=4, steps=6)
+FLAGS = ["--seq-len", "2", "--digits", "3", "--prompts", "4", "--hidden", "8", "--group-size", "4", "--json"]
+
+
+def train(out: Path, *more: str) -> int:
+    return main(["train", "--steps", "2", *FLAGS, "--out", str(out), *more])
+
+
+def one_line(capsys) -> str:
+    error = capsys.readouterr().err
+    assert error.startswith("pgprog: error: ")
+    assert error.count("\n") == 1, error
+    return error
+
+
+@pytest.mark.parametrize("theirs", ["model.bin", "sub/x", "notes.txt", "runs/mine/thesis.tex"])
+def test_overwrite_never_removes_a_file_that_is_not_a_runs(theirs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out) == 0
+    (out / theirs).parent.mkdir(parents=True, exist_ok=True)
+    (out / theirs).write_text("years of work")
+    capsys.readouterr()
+    assert train(out, "--overwrite") == 2
+    assert "is no file of a run" in one_line(capsys)
+    assert (out / theirs).read_text() == "years of work"
+    assert (out / rundir.CHECKPOINT).exists()
+
+
+def test_overwrite_wants_a_config_of_ours_not_any_config(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert train(tmp_path, "--overwrite") == 2
+    assert "missing or no run's" in one_line(capsys)
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "llama"}'
+
+
+def test_links_are_neither_followed_nor_removed(tmp_path, capsys):
+    victim, out = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("precious")
+    assert train(out) == 0
+    (out / "summary.json").unlink()
+    (out / "summary.json").symlink_to(victim)
+    capsys.readouterr()
+    assert train(out, "--overwrite") == 2
+    one_line(capsys)
+    # As the file that a checkpoint is written to first, and as the metrics.
+    (out / "summary.json").unlink()
+    (out / rundir.RESULT).unlink()
+    (out / f"{rundir.CHECKPOINT}.partial").symlink_to(victim)
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / rundir.LOCK).symlink_to(victim)
+    assert train(tmp_path / "other") == 2
+    with pytest.raises(OSError), rundir.RowWriter(tmp_path / "link") as log:
+        (tmp_path / "link").symlink_to(victim)
+        log.add([{"step": 1}])
+    assert victim.read_text() == "precious"
+
+
+def stopped(directory: Path) -> Path:
+    done: list[int] = []
+    directory.mkdir()
+    run(CONFIG, [0], directory, lambda step, metrics: done.append(step), lambda: len(done) == 3)
+    (directory / rundir.RESULT).unlink()
+    return directory
+
+
+METADATA = {
+    "step": ["99", "1.5", '"a"', "-5", "x", "0", "null", "[" * 10_000],
+    "tokens": ["[]", "null", "[1, 2]", "[-1]", '["a"]'],
+    "wall_seconds": ["null", "NaN", "-1", "Infinity"],
+    "config": ["[]", "{", "{}"],
+    "seeds": ["[]", '["a"]', "3", "[1]"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in METADATA.items() for value in values])
+def test_a_checkpoint_with_damaged_metadata_is_refused(name, value, tmp_path):
+    directory = stopped(tmp_path / "run")
+    tensors, metadata = rundir.load_checkpoint(directory)
+    save_file(tensors, directory / rundir.CHECKPOINT, metadata | {name: value})
+    with pytest.raises(UsageError, match=r"checkpoint\.safetensors") as refused:
+        run(CONFIG, [0], directory)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("fault", ["nan", "dtype", "shape", "missing"])
+def test_a_checkpoint_with_damaged_tensors_is_refused_by_resume_and_by_sample(fault, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out) == 0
+    (out / rundir.RESULT).unlink()
+    tensors, metadata = rundir.load_checkpoint(out)
+    bias = tensors.pop("policy.head_bias")
+    damaged = {"nan": bias * float("nan"), "dtype": bias.double(), "shape": bias[..., 1:].contiguous()}
+    if fault in damaged:
+        tensors["policy.head_bias"] = damaged[fault]
+    save_file(tensors, out / rundir.CHECKPOINT, metadata)
+    capsys.readouterr()
+    for command in (["train", "--resume", str(out)], ["sample", "--run", str(out), "--target", "3"]):
+        assert main(command) == 2
+        assert "checkpoint.safetensors" in one_line(capsys)
+
+
+ROWS = [b"garbage\n", b'{"seed": 0}\n', b"[]\n", b'{"step": "x"}\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n"]
+
+
+@pytest.mark.parametrize("line", ROWS, ids=range(len(ROWS)))
+def test_damaged_metrics_are_refused_and_kept(line, tmp_path):
+    directory = stopped(tmp_path / "run")
+    path = directory / rundir.METRICS
+    path.write_bytes(line + path.read_bytes())
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"metrics\.jsonl: line 1 is no row"):
+        run(CONFIG, [0], directory)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{"tokens": []}, {"success": ["x"]}, {"success": []}, {"more": 1}])
+def test_a_damaged_result_is_refused(change, tmp_path):
+    run(CONFIG, [0], tmp_path)
+    path = tmp_path / rundir.RESULT
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UsageError, match=r"result\.json is damaged"):
+        run(CONFIG, [0], tmp_path)
+
+
+def test_a_finished_run_whose_config_was_changed_is_refused(tmp_path):
+    run(CONFIG, [0], tmp_path)
+    with pytest.raises(UsageError, match=r"lr is 0\.006 in the one and 0\.5 in the other"):
+        run(replace(CONFIG, lr=0.5), [0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seeds": ["a"]}, {"seeds": [None]}, {"seeds": [0, 1]}, {"lr": 10**400}, {"hidden": 10**9}]
+)
+def test_a_config_that_cannot_be_is_refused(change, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out) == 0
+    content = json.loads((out / rundir.CONFIG).read_text()) | change
+    (out / rundir.CONFIG).write_text(json.dumps(content))
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out)]) == 2
+    one_line(capsys)
+
+
+def test_json_nested_too_deeply_is_refused(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out) == 0
+    (out / rundir.CONFIG).write_text("[" * 200_000)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out)]) == 2
+    assert "RecursionError" in one_line(capsys)
+
+
+SIZES = [
+    ["--hidden", "100000000"],
+    ["--prompts", "1000000000"],
+    ["--group-size", "1" + "0" * 30],
+    ["--hidden", "1" + "0" * 30],
+]
+
+
+@pytest.mark.parametrize("flags", SIZES)
+def test_sizes_that_cannot_be_held_are_refused_before_they_are_tried(flags, tmp_path, capsys):
+    assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 2
+    assert "give" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_path_that_no_file_system_takes_is_one_line(tmp_path, capsys):
+    for arguments in (["sample", "--run", "a" * 300, "--target", "3"], ["train", "--advantage", "a" * 300 + ".py:f"]):
+        assert main(arguments) == 2
+        assert "File name too long" in one_line(capsys)
+
+
+def test_algo_of_a_single_run_is_refused(tmp_path, capsys):
+    assert train(tmp_path / "run") == 0
+    capsys.readouterr()
+    assert main(["sample", "--run", str(tmp_path / "run"), "--algo", "ppo", "--target", "3"]) == 2
+    assert "no comparison" in one_line(capsys)
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "value_loss"])
+def test_divergence_is_seen_in_every_quantity(name):
+    metrics = {key: torch.zeros(2) for key in ("loss", "grad_norm", "value_loss")}
+    refuse_divergence(3, [5, 7], metrics)
+    metrics[name][1] = float("inf")
+    with pytest.raises(UsageError, match=f"{name} is not finite at step 3, seed 7"):
+        refuse_divergence(3, [5, 7], metrics)
+
+
+def test_no_worker_outlives_a_killed_comparison(tmp_path):
+    # One worker is busy, the other has nothing left to do.
+    command = [sys.executable, "-m", "pgprog.cli", "compare", "--algos", "reinforce", "grpo", "--seeds", "1"]
+    command += ["--steps", "1000000", "--group-steps", "1", "--equal-rollouts", "16", *FLAGS[:-1]]
+    command += ["--workers", "2", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: (tmp_path / "run" / "runs" / "grpo" / rundir.RESULT).exists(), process)
+        wait_for(lambda: (tmp_path / "run" / "runs" / "reinforce" / rundir.METRICS).exists(), process)
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        assert len(children) >= 2
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    class Gone:
+        poll = staticmethod(lambda: None)
+
+    def all_gone():
+        return not any(Path(f"/proc/{pid}").exists() and "spawn_main" in _command_of(pid) for pid in children)
+
+    wait_for(all_gone, Gone, seconds=10)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except OSError:
+        return ""
