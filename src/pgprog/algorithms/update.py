@@ -116,13 +116,15 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "K P G"] | Float[Tensor, "K
         zero = (A == 0).all(-1)
     else:
         per_sequence, zero = A, A == 0
+    mean = per_sequence.mean(axes, keepdim=True)
     metrics = {
         "success": batch.success.to(A.dtype).mean(axes),
         "reward": batch.rewards.mean(axes),
         "entropy": token_mean(batch.entropies, batch.mask),
         "length": batch.mask.sum(-1).to(A.dtype).mean(axes),
         "advantage_mean": per_sequence.mean(axes),
-        "advantage_std": per_sequence.std(axes, correction=0),
+        # Not std(): its kernel rounds one replica otherwise than the same one among others.
+        "advantage_std": (per_sequence - mean).square().mean(axes).sqrt(),
         "frac_zero_advantage": zero.to(A.dtype).mean(axes),
     }
     if batch.rewards.shape[-1] > 1:
