@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +19,6 @@ from pgprog.experiment import compare as comparison
 from pgprog.experiment import rundir
 from pgprog.experiment.config import (
     GROUP_METHODS,
-    LADDER,
     TITLES,
     CompareConfig,
     RunConfig,
@@ -29,6 +26,7 @@ from pgprog.experiment.config import (
     from_json,
     validate,
 )
+from pgprog.experiment.executor import stop_on_interrupt
 from pgprog.experiment.learner import load_policy, make_task
 from pgprog.experiment.loop import run, step_options
 from pgprog.noise import ReplicaGenerator
@@ -102,8 +100,6 @@ def compare(args: Compare) -> int:
         content = configuration(config)
     else:
         config, content = resumed(args, CompareConfig)
-    for algo in config.algos:
-        choose("algorithm", algo, LADDER)
     make_task(config)
     main, equal, budget = comparison.plan(config, None)
     where = args.resume or args.out or default_directory("compare")
@@ -251,20 +247,3 @@ def progress_bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
-
-
-@contextlib.contextmanager
-def stop_on_interrupt() -> Iterator[list[int]]:
-    """Note Ctrl-C in the list instead of raising; a second one is Python's own again."""
-    seen: list[int] = []
-    previous = signal.getsignal(signal.SIGINT)
-
-    def note(signum: int, frame: object) -> None:
-        seen.append(signum)
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -56,7 +56,7 @@ def run_jobs(
         waiting: dict[Future[Any], Job] = {
             pool.submit(_run, job, checkpoint_every): job for job in sorted(jobs, key=_cost, reverse=True)
         }
-        with _interrupts(stop) as interrupted:
+        with stop_on_interrupt(stop.set) as interrupted:
             try:
                 while waiting:
                     done, _ = wait(waiting, timeout=REPORT_EVERY, return_when=FIRST_COMPLETED)
@@ -85,13 +85,13 @@ def _cost(job: Job) -> int:
 
 
 @contextmanager
-def _interrupts(stop: Any) -> Iterator[list[int]]:
+def stop_on_interrupt(ask: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
     """Turn Ctrl-C into a request to stop, noted in the list; a second one is Python's own again."""
     seen: list[int] = []
 
     def note(signum: int, frame: object) -> None:
         seen.append(signum)
-        stop.set()
+        ask()
         signal.signal(signal.SIGINT, previous)
 
     previous = signal.signal(signal.SIGINT, note)
@@ -118,7 +118,7 @@ def _start_worker(stop: Any, reports: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and says when to stop
     torch.set_num_threads(1)
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-    _worker.update(stop=stop, reports=reports, parent=parent)
+    _worker.update(stop=stop, reports=reports)
 
 
 def _die_with(parent: int) -> None:
