@@ -206,8 +206,8 @@ EXACT_MUTANTS = [
         "if (found - wanted).abs().max() > 1e9",
         "test_exact_moments.py",
     ),
-    Mutant("a live gradient passes", WEIGHT, "if A.requires_grad:", "if False:", "test_exact_moments.py"),
-    Mutant("NaN passes", WEIGHT, "if not A.isfinite().all():", "if False:", "test_exact_moments.py"),
+    Mutant("a live gradient passes", "foreign.py", "if result.requires_grad:", "if False:", "test_exact_moments.py"),
+    Mutant("NaN passes", "foreign.py", "if not result.isfinite().all():", "if False:", "test_exact_moments.py"),
     Mutant(
         "unconditional second moment of A",
         MOMENTS,
@@ -299,7 +299,11 @@ EXACT_MUTANTS = [
     Mutant("copies of the wrong replica", BLACKBOX, "[replica : replica + 1]", "[0:1]", "test_exact_blackbox.py"),
     Mutant("too many batches are tried", BLACKBOX, "> MOST_BATCHES:", "> 10 * MOST_BATCHES:", "test_exact_blackbox.py"),
     Mutant(
-        "the black box's live gradient passes", BLACKBOX, "if g.requires_grad:", "if False:", "test_exact_blackbox.py"
+        "the black box's live gradient passes",
+        "foreign.py",
+        "if result.requires_grad:",
+        "if False:",
+        "test_exact_blackbox.py",
     ),
     Mutant("GAE bootstraps past the end", CRITIC, "torch.where(mask, values, 0)", "values", "test_exact_critic.py"),
     Mutant("GAE does not discount lambda", CRITIC, "+ gamma * lam * A", "+ lam * A", "test_exact_critic.py"),

@@ -18,6 +18,7 @@ from torch.optim import SGD
 
 from pgprog.algorithms.update import Metrics
 from pgprog.errors import UsageError
+from pgprog.foreign import call_checked
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy
 
@@ -80,23 +81,14 @@ def black_box_moments(estimator: Estimator, pi: Float[Tensor, "S Y"], name: str 
 
 
 def _call(estimator: Estimator, outcomes: Int[Tensor, "B S"], name: str) -> Tensor:
-    wanted = f"a detached, finite tensor of shape ({len(outcomes)}, D) was expected, a gradient for each batch"
-    try:
-        g = estimator(outcomes)
-    except UsageError:
-        raise
-    except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{name} raised {said} on outcomes of shape {tuple(outcomes.shape)}: {wanted}") from error
-    if not isinstance(g, Tensor):
-        raise UsageError(f"{name} returned {type(g).__name__}: {wanted}")
-    if g.dim() != 2 or len(g) != len(outcomes):
-        raise UsageError(f"{name} returned shape {tuple(g.shape)}: {wanted}")
-    if g.requires_grad:
-        raise UsageError(f"{name} returned a tensor with a live gradient: {wanted}")
-    if not g.isfinite().all():
-        raise UsageError(f"{name} returned NaN or infinity: {wanted}")
-    return g
+    B = len(outcomes)
+    return call_checked(
+        name,
+        lambda: estimator(outcomes),
+        f"outcomes of shape {tuple(outcomes.shape)}",
+        f"a detached, finite tensor with a gradient for each batch, shape ({B}, D)",
+        lambda found: len(found) == 2 and found[0] == B,
+    )
 
 
 def one_at_a_time(function: Callable[[Int[Tensor, "S"]], Float[Tensor, "D"]]) -> Estimator:

@@ -25,7 +25,8 @@ from pgprog.errors import UsageError
 from pgprog.exact.blackbox import replicated
 from pgprog.exact.moments import EstimatorMoments, group_moments, pooled, random_prompts, sampled_rewards
 from pgprog.exact.scores import ScoreMoments
-from pgprog.exact.weight import GroupAdvantage, call, effective_weight, group_advantage, implied_objective
+from pgprog.exact.weight import GroupAdvantage, effective_weight, group_advantage, implied_objective
+from pgprog.foreign import call_on_rewards
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy, Rollout
 
@@ -242,7 +243,7 @@ def is_local(of_rewards: Callable[[Tensor, Tensor], Tensor], P: int, G: int, nam
     for chance in (0.2, 0.5, 0.8):
         rewards = (torch.rand(6, G, generator=generator) < chance).double()
         targets = torch.randint(P, (6,), generator=generator)
-        together = call(lambda r: of_rewards(r, targets), rewards, name)  # noqa: B023 (called at once)
+        together = call_on_rewards(name, lambda r: of_rewards(r, targets), rewards)  # noqa: B023 (called at once)
         try:
             alone = torch.cat([of_rewards(rewards[i : i + 1], targets[i : i + 1]) for i in range(6)])
         except UsageError:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pgprog.errors import UsageError
+from pgprog.foreign import call_on_rewards
 
 LARGEST_GROUP = 1000  # beyond it binomial coefficients leave float64
 TOLERANCE = 1e-9  # relative to the largest advantage; in float64
@@ -58,7 +59,9 @@ def group_advantage(
     rewards = (torch.arange(group_size) < counts.unsqueeze(1)).double()  # row k: k successes, then failures
 
     def rows(order: Tensor) -> Tensor:
-        return torch.stack([call(advantage, row[order].expand(prompts or 1, -1), name) for row in rewards], 1)
+        return torch.stack(
+            [call_on_rewards(name, advantage, row[order].expand(prompts or 1, -1)) for row in rewards], 1
+        )
 
     order = torch.randperm(group_size, generator=torch.Generator().manual_seed(0))
     A, again = rows(torch.arange(group_size)), rows(order)  # (P, G + 1, G)
@@ -72,27 +75,6 @@ def group_advantage(
                 "successes does not decide it; enumerate its groups with pgprog.exact.blackbox"
             )
     return GroupAdvantage(success, failure) if prompts else GroupAdvantage(success[0], failure[0])
-
-
-def call(advantage: AdvantageOfRewards, rewards: Tensor, name: str) -> Tensor:
-    """Call an advantage; raise UsageError unless a finite, detached tensor in the rewards' shape comes back."""
-    wanted = f"a detached, finite tensor of shape {tuple(rewards.shape)} was expected"
-    try:
-        A = advantage(rewards)
-    except UsageError:
-        raise
-    except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{name} raised {said} on rewards of shape {tuple(rewards.shape)}: {wanted}") from error
-    if not isinstance(A, Tensor):
-        raise UsageError(f"{name} returned {type(A).__name__}: {wanted}")
-    if A.shape != rewards.shape:
-        raise UsageError(f"{name} returned shape {tuple(A.shape)}: {wanted}")
-    if A.requires_grad:
-        raise UsageError(f"{name} returned a tensor with a live gradient: {wanted}")
-    if not A.isfinite().all():
-        raise UsageError(f"{name} returned NaN or infinity: {wanted}")
-    return A.to(rewards.dtype)
 
 
 def refuse_other_rewards(rewards: Tensor) -> None:

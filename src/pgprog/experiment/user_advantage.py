@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pgprog.errors import UsageError, said
+from pgprog.foreign import call_on_rewards
 from pgprog.policy import Rollout
 
 
@@ -65,24 +66,7 @@ def load_advantage(spec: str) -> Callable[[Rollout], Tensor]:
             arguments: tuple[Tensor, ...] = (rewards,)
             if wanted == 2 and batch.values is not None:
                 arguments = (rewards, batch.values[k].clone())
-            try:
-                result = function(*arguments)
-            except (Exception, SystemExit) as error:
-                raise UsageError(f"{spec} raised {said(error)} on rewards of shape {tuple(rewards.shape)}") from error
-            results.append(_checked(spec, result, rewards))
+            results.append(call_on_rewards(spec, function, *arguments))
         return torch.stack(results)
 
     return advantage
-
-
-def _checked(spec: str, result: object, rewards: Tensor) -> Tensor:
-    wanted = f"a detached, finite tensor of shape {tuple(rewards.shape)} was expected"
-    if not isinstance(result, Tensor) or result.layout != torch.strided or result.is_complex():
-        raise UsageError(f"{spec} returned {type(result).__name__}: {wanted}")
-    if result.shape != rewards.shape:
-        raise UsageError(f"{spec} returned shape {tuple(result.shape)}: {wanted}")
-    if result.requires_grad:
-        raise UsageError(f"{spec} returned a tensor with a live gradient: {wanted}")
-    if not result.isfinite().all():
-        raise UsageError(f"{spec} returned NaN or infinity: {wanted}")
-    return result.to(rewards.dtype)
