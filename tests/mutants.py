@@ -807,6 +807,52 @@ MUTANTS = [
         "valid & (std > 0)",
         "test_advantages.py",
     ),
+    # ---- runs and reports ----
+    Mutant(
+        "report: 90% called 95%", "stats.py", "confidence_level=CONFIDENCE", "confidence_level=0.9", "test_stats.py"
+    ),
+    Mutant(
+        "report: interval turned round",
+        "report/tables.py",
+        "[{low:.3f}, {high:.3f}]",
+        "[{high:.3f}, {low:.3f}]",
+        "test_tables.py",
+    ),
+    Mutant(
+        "report: plain success as sum-drawn",
+        "report/tables.py",
+        "entry['success_sum_targets']['mean']",
+        "entry['success']['mean']",
+        "test_tables.py",
+    ),
+    Mutant(
+        "report: divergence seen in the loss alone",
+        "experiment/loop.py",
+        'in ("loss", "grad_norm", "value_loss")',
+        'in ("loss",)',
+        "test_damage.py",
+    ),
+    Mutant(
+        "report: a user's function works on the rewards themselves",
+        "experiment/user_advantage.py",
+        "batch.rewards.clone()",
+        "batch.rewards",
+        "test_user_advantage.py",
+    ),
+    Mutant(
+        "report: a checkpoint of NaN is taken",
+        "experiment/learner.py",
+        "if not tensor.isfinite().all()",
+        "if False",
+        "test_damage.py",
+    ),
+    Mutant(
+        "report: a foreign file is removed",
+        "experiment/rundir.py",
+        "if path.is_symlink() or not",
+        "if False and not",
+        "test_damage.py",
+    ),
 ]
 
 # Runs pytest on the copy, and says with a code of its own if another pgprog was imported.
