@@ -12,7 +12,9 @@ step. *Achieved* is the matrix products' FLOPs of a step over its time. They are
              + 12 N (T - 1) H^2 + 6 N (T - 1) I H         states, recurrent weights, and the table of the inputs
              + 4 N T H V
     critic   = 2 P F H, forward and backward alike        its last layer is a sum, not a product
-    step     = forward + epochs (forward + backward)  [ + critic + epochs (critic + critic) ]
+    step     = forward + epochs (forward + backward) - tokens  [ + critic + epochs (critic + critic) ]
+
+The first epoch's scores take over the recurrent products of the sampling.
 
 torch's own counter (``torch.utils.flop_counter``) sees the shapes of every product as it is made, in the same step. If
 the two differ, both are printed and torch's counts: the code has moved on from the formula.
@@ -88,7 +90,7 @@ def step_flops(config: RunConfig) -> int:
     backward = 2 * P * F * H + 12 * P * H**2 + 2 * tokens + 6 * N * (T - 1) * I * H + 2 * heads
     epochs = config.ppo_epochs if config.algo == "ppo" else 1
     critic = 2 * P * F * H if config.algo in CRITIC_METHODS else 0
-    return forward + epochs * (forward + backward) + critic + epochs * 2 * critic
+    return forward + epochs * (forward + backward) - tokens + critic + epochs * 2 * critic
 
 
 def counted_flops(config: RunConfig) -> int:

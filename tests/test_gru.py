@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oracles import close, gru_cell, same
-from pgprog.gru import gather_inputs, scan, step
+from pgprog.gru import gather_inputs, read_out, scan, step
 
 K, N, INPUTS, H = 3, 4, 5, 6
 
@@ -66,6 +66,30 @@ def test_a_scan_is_its_steps():
     for t in range(3):
         h = step(gather_inputs(table, tokens[:, t]), h, U, b).h
         close(states[:, t + 1], h)
+
+
+def test_steps_that_are_handed_over_change_nothing():
+    tokens, leaves = inputs(3)
+    h, table, U, b = leaves
+    known = []
+    with torch.no_grad():
+        for t in range(3):
+            known.append(step(gather_inputs(table, tokens[:, t]), known[-1].h if known else h, U, b))
+    results = [scan(tokens, *leaves), scan(tokens, *leaves, known)]
+    same(*results)
+    upstream = generic(*results[0].shape, seed=7)
+    for a, e in zip(*(torch.autograd.grad(states, leaves, upstream) for states in results), strict=True):
+        same(a, e)
+
+
+def test_logits_and_all_gradients_of_the_reading_out_equal_autograds():
+    leaves = [generic(*shape, seed=i).requires_grad_() for i, shape in enumerate([(K, N, H), (K, H, 7), (K, 1, 7)])]
+    h, W, b = leaves
+    actual, expected = read_out(h, W, b), (h @ W + b).mT
+    close(actual, expected)
+    upstream = generic(*expected.shape, seed=7)
+    for a, e in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (actual, expected)), strict=True):
+        close(a, e, rtol=1e-11, atol=1e-13)
 
 
 def test_replicas_get_no_gradient_from_each_other():

@@ -133,7 +133,9 @@ def every_batch(name, task, targets, G, **arguments):
     object.__setattr__(task, "sample_targets", lambda generator, prompts: torch.tensor(targets).expand(R, P))
     policy = policy_of(task, R)
     asked = []
-    policy.sample = lambda targets, group_size, generator: asked.append((targets.shape, group_size)) or tokens
+    policy.sample = lambda targets, group_size, generator, steps=None: (
+        asked.append((targets.shape, group_size)) or tokens
+    )
     modules = [policy]
     if name in WITH_CRITIC:
         arguments["critic"] = critic_of(task, R)
@@ -315,7 +317,7 @@ def test_grpo_step_of_eight_completions_weighs_success_by_the_known_numbers(p, w
     with torch.no_grad():
         policy.head_weight.zero_()
         policy.head_bias.copy_(torch.tensor([[0.0, math.log(p / (1 - p))]]))
-    policy.sample = lambda targets, group_size, generator: torch.tensor(indices).view(R, 1, 8, 1)
+    policy.sample = lambda targets, group_size, generator, steps=None: torch.tensor(indices).view(R, 1, 8, 1)
     grpo.train_step(
         policy,
         torch.optim.SGD(policy.parameters(), lr=0.0),

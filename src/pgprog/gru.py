@@ -5,11 +5,12 @@
     h'   = n + z * (h - n)
 
 The input of a step is one token, so its share ``x = (x_r, x_z, x_n)`` of the gates is a row of a table. ``step`` is
-the formula; ``scan`` runs it over a sequence. Autograd could differentiate the scan, but would multiply for the
-gradient of U once per step; the backward pass below collects the steps and multiplies once.
+the formula; ``scan`` runs it over a sequence. Autograd could differentiate the scan, but would allocate every
+intermediate of every step anew; the backward pass below goes through all steps in two buffers.
 Shapes: K replicas, N rows, S steps, I input tokens, H hidden units.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +46,8 @@ def step(
     r, z = torch.sigmoid(x[..., : 2 * H] + u[..., : 2 * H]).chunk(2, dim=-1)
     u_n = u[..., 2 * H :]
     # tanh(a) = 2 sigmoid(2 a) - 1, which takes a third of the time on a CPU.
-    n = 2 * torch.sigmoid(2 * (x[..., 2 * H :] + r * u_n)) - 1
-    return Step(n + z * (h - n), r, z, n, u_n)
+    n = 2 * torch.sigmoid(2 * torch.addcmul(x[..., 2 * H :], r, u_n)) - 1
+    return Step(torch.lerp(n, h, z), r, z, n, u_n)
 
 
 def scan(
@@ -55,20 +56,25 @@ def scan(
     table: Float[Tensor, "K I J"],
     U: Float[Tensor, "K H J"],
     b: Float[Tensor, "K 1 J"],
+    steps: Sequence[Step] | None = None,
 ) -> Float[Tensor, "K S1 N H"]:
-    """Read S tokens per row and return the S + 1 states, ``h`` first; differentiable once, except in the tokens."""
-    return _Scan.apply(tokens, h, table, U, b)
+    """Read S tokens per row and return the S + 1 states, ``h`` first; differentiable once, except in the tokens.
+
+    ``steps``, where the same tokens have just been read from the same states, saves computing them again.
+    """
+    return _Scan.apply(tokens, h, table, U, b, steps)
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, h: Tensor, table: Tensor, U: Tensor, b: Tensor) -> Tensor:
-        inputs = gather_inputs(table, tokens)
+    def forward(
+        ctx: Any, tokens: Tensor, h: Tensor, table: Tensor, U: Tensor, b: Tensor, known: Sequence[Step] | None
+    ) -> Tensor:
         states = h.new_empty(h.shape[0], tokens.shape[1] + 1, *h.shape[1:])
         states[:, 0] = h
         steps = []
-        for t, x in enumerate(inputs.unbind(1)):
-            steps.append(step(x, states[:, t], U, b))
+        for t in range(tokens.shape[1]):
+            steps.append(known[t] if known else step(gather_inputs(table, tokens[:, t]), states[:, t], U, b))
             states[:, t + 1] = steps[-1].h
         ctx.save_for_backward(tokens, states, table, U, *(part for s in steps for part in s[1:]))
         return states
@@ -79,20 +85,43 @@ class _Scan(torch.autograd.Function):
         tokens, states, table, U, *saved = ctx.saved_tensors
         K, S, N = tokens.shape
         H = states.shape[-1]
-        d_u = states.new_empty(K, S, N, 3 * H)  # of h U + b
-        d_n = states.new_empty(K, S, N, H)  # of the argument of tanh; those of the two sigmoids are in d_u
+        d_u, d_n = states.new_empty(K, N, 3 * H), states.new_empty(K, N, H)
+        d_r, d_z, d_un = d_u.split(H, dim=-1)
+        d_U, d_b, d_table = torch.zeros_like(U), U.new_zeros(K, 1, 3 * H), torch.zeros_like(table)
+        one_hot = F.one_hot(tokens, table.shape[1]).to(states.dtype).mT
         d_h = d_states[:, S]
         for t in reversed(range(S)):
+            h = states[:, t]
             r, z, n, u_n = saved[4 * t : 4 * t + 4]
             kept = d_h * z
-            a = torch.ops.aten.tanh_backward(d_h - kept, n)
-            d_n[:, t] = a
-            d_u[:, t, :, :H] = torch.ops.aten.sigmoid_backward(a * u_n, r)
-            d_u[:, t, :, H : 2 * H] = torch.ops.aten.sigmoid_backward(d_h * (states[:, t] - n), z)
-            d_u[:, t, :, 2 * H :] = a * r
-            d_h = torch.baddbmm(kept + d_states[:, t], d_u[:, t], U.mT)
-        d_u, d_n = d_u.flatten(1, 2), d_n.flatten(1, 2)
-        one_hot = F.one_hot(tokens.flatten(1), table.shape[1]).to(states.dtype).mT
-        d_table = torch.cat([torch.bmm(one_hot, d_u[..., : 2 * H]), torch.bmm(one_hot, d_n)], dim=-1)
-        d_U = torch.bmm(states[:, :S].flatten(1, 2).mT, d_u)
-        return None, d_h, d_table, d_U, d_u.sum(1, keepdim=True)
+            torch.ops.aten.tanh_backward.grad_input(d_h - kept, n, grad_input=d_n)
+            torch.ops.aten.sigmoid_backward.grad_input(d_n * u_n, r, grad_input=d_r)
+            torch.ops.aten.sigmoid_backward.grad_input((h - n).mul_(d_h), z, grad_input=d_z)
+            torch.mul(d_n, r, out=d_un)
+            d_h = kept.add_(d_states[:, t]).baddbmm_(d_u, U.mT)
+            d_U.baddbmm_(h.mT, d_u)
+            d_b += d_u.sum(1, keepdim=True)
+            d_table[..., : 2 * H] += torch.bmm(one_hot[:, t], d_u[..., : 2 * H])
+            d_table[..., 2 * H :] += torch.bmm(one_hot[:, t], d_n)
+        return None, d_h, d_table, d_U, d_b, None
+
+
+def read_out(h: Float[Tensor, "K N H"], W: Float[Tensor, "K H V"], b: Float[Tensor, "K 1 V"]) -> Float[Tensor, "K V N"]:
+    """The logits after each state, V before N; differentiable once.
+
+    Autograd would hand back the derivative by h with N and H exchanged in memory, which ``scan`` would read slowly.
+    """
+    return _ReadOut.apply(h, W, b)
+
+
+class _ReadOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(h, W)
+        return torch.baddbmm(b.mT, W.mT, h.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
+        h, W = ctx.saved_tensors
+        return torch.bmm(d.mT, W.mT), torch.bmm(d, h).mT, d.sum(2, keepdim=True).mT

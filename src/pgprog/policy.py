@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pgprog.env import DigitSum
-from pgprog.gru import gather_inputs, scan, step
+from pgprog.gru import Step, gather_inputs, read_out, scan, step
 from pgprog.noise import ReplicaGenerator
 
 PROMPT_WIDTH = 3.0  # of the radial basis functions, in units of the target
@@ -49,8 +49,9 @@ def rollout(policy: "Policy", generator: ReplicaGenerator, prompts: int, group_s
     alone.
     """
     targets = policy.task.sample_targets(generator, prompts)
-    tokens = policy.sample(targets, group_size, generator)
-    logprobs, entropies = policy.score(targets, tokens)
+    steps: list[Step] = []
+    tokens = policy.sample(targets, group_size, generator, steps)
+    logprobs, entropies = policy.score(targets, tokens, steps)
     return Rollout(
         targets=targets,
         tokens=tokens,
@@ -93,11 +94,16 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def sample(
-        self, targets: Int[Tensor, "K P"], group_size: int, generator: ReplicaGenerator
+        self,
+        targets: Int[Tensor, "K P"],
+        group_size: int,
+        generator: ReplicaGenerator,
+        steps: list[Step] | None = None,
     ) -> Int[Tensor, "K P G T"]:
         """Draw ``group_size`` completions of each prompt, (K, P, G, T) tokens, without gradient.
 
         Each token inverts the cumulative distribution at one uniform number. After EOS, EOS is repeated as padding.
+        ``steps`` receives what was computed on the way, for ``score`` to take over.
         """
         K, P = targets.shape
         T, task = self.task.seq_len, self.task
@@ -106,7 +112,11 @@ class Policy(nn.Module):
         tokens = torch.empty(K, P * group_size, T, dtype=torch.long)
         for t in range(T):
             if t > 0:
-                hidden = self.read(tokens[..., t - 1], hidden)
+                x = gather_inputs(self.input_gates, tokens[..., t - 1])
+                read = step(x, hidden, self.recurrent_weight, self.recurrent_bias)
+                hidden = read.h
+                if steps is not None:
+                    steps.append(read)
             cdf = self.log_pi(hidden).exp().cumsum(1)
             tokens[..., t] = (cdf[:, :-1] <= (noise[..., t] * cdf[:, -1]).unsqueeze(1)).sum(1)
             if task.variable_length and t > 0:
@@ -114,18 +124,18 @@ class Policy(nn.Module):
         return tokens.view(K, P, group_size, T)
 
     def score(
-        self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"]
+        self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"], steps: list[Step] | None = None
     ) -> tuple[Float[Tensor, "K P G T"], Float[Tensor, "K P G T"]]:
         """Return log pi(token_t | prompt, tokens_<t) and the entropy at each token, with gradient, 0 where masked.
 
-        Differentiable once.
+        ``steps`` are those of ``sample``, where it made these tokens with the same parameters. Differentiable once.
         """
         K, P, G, T = tokens.shape
         hidden = self.read_prompts(targets).repeat_interleave(G, dim=1)
         by_step = tokens.reshape(K, P * G, T).mT  # (K, T, N)
         # The distribution of token t is read off the state before it: the last token is scored but never read.
-        states = scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)
-        log_pi = self.log_pi(states.flatten(1, 2))
+        states = scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias, steps)
+        log_pi = read_out(states.flatten(1, 2), self.head_weight, self.head_bias).log_softmax(1)
         logprobs = log_pi.gather(1, by_step.flatten(1).unsqueeze(1)).squeeze(1)
         entropies = -(log_pi.exp() * log_pi).sum(1)
         logprobs, entropies = (x.view(K, T, P * G).mT.reshape(K, P, G, T) for x in (logprobs, entropies))
