@@ -35,6 +35,8 @@ class Rollout(NamedTuple):
     success: Bool[Tensor, "K P G"]
     values: Float[Tensor, "K P"] | None = None
     """The critic's V(prompt) before the update, without gradient, where there is a critic."""
+    prefix_values: Float[Tensor, "K P G T"] | None = None
+    """The critic's V(prompt, tokens_<t) before the update, no gradient, 0 where masked, where it values prefixes."""
 
 
 def rollout(policy: "Policy", generator: ReplicaGenerator, prompts: int, group_size: int = 1) -> Rollout:
@@ -63,10 +65,11 @@ def rollout(policy: "Policy", generator: ReplicaGenerator, prompts: int, group_s
     )
 
 
-class Policy(nn.Module):
-    """A GRU that reads the prompt and emits tokens; K replicas with their parameters stacked.
+class Reader(nn.Module):
+    """A GRU that reads the prompt and then tokens; K replicas with their parameters stacked.
 
-    Replica k's initial parameters depend on ``generator.seeds[k]`` alone.
+    What a policy or a value of prefixes is the head of. Replica k's initial parameters depend on
+    ``generator.seeds[k]`` alone.
     """
 
     def __init__(
@@ -74,23 +77,61 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.task = task
-        V, H = task.vocab_size, hidden
+        H = hidden
         if task.prompt_form == "state":
             self.register_buffer("prompt_features", radial_basis(task.max_target, dtype), persistent=False)
             self.prompt_weight = uniform_parameter(generator, task.max_target + 1, H, dtype=dtype, fan_in=PROMPT_FAN_IN)
             self.prompt_bias = uniform_parameter(generator, 1, H, dtype=dtype, fan_in=H)
         # A linear map of a one-hot token is a table: its rows are the input's share of the three gates.
-        self.input_gates = uniform_parameter(generator, V + 1, 3 * H, dtype=dtype, fan_in=H)
+        self.input_gates = uniform_parameter(generator, task.vocab_size + 1, 3 * H, dtype=dtype, fan_in=H)
         self.recurrent_weight = uniform_parameter(generator, H, 3 * H, dtype=dtype, fan_in=H)
         self.recurrent_bias = uniform_parameter(generator, 1, 3 * H, dtype=dtype, fan_in=H)
         with torch.no_grad():
             self.recurrent_bias[..., H : 2 * H] += UPDATE_GATE_BIAS
-        self.head_weight = uniform_parameter(generator, H, V, dtype=dtype, fan_in=H)
-        self.head_bias = uniform_parameter(generator, 1, V, dtype=dtype, fan_in=H)
 
     @property
     def replicas(self) -> int:
-        return self.head_weight.shape[0]
+        return self.recurrent_weight.shape[0]
+
+    def read_prompts(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
+        """The state after the whole prompt, before the first token of a completion; with gradient."""
+        if self.task.prompt_form == "state":
+            features = self.get_buffer("prompt_features")[targets]
+            hidden = torch.tanh(torch.baddbmm(self.prompt_bias, features, self.prompt_weight))
+        else:
+            hidden = self.recurrent_weight.new_zeros(*targets.shape, self.recurrent_weight.shape[1])
+        for tokens in self.task.prompt_tokens(targets).unbind(-1):
+            hidden = self.read(tokens, hidden)
+        return hidden
+
+    def read(self, tokens: Int[Tensor, "K N"], hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N H"]:
+        """The state after one more token in each row; with gradient."""
+        x = gather_inputs(self.input_gates, tokens)
+        return step(x, hidden, self.recurrent_weight, self.recurrent_bias).h
+
+    def states(
+        self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"], steps: list[Step] | None = None
+    ) -> Float[Tensor, "K T N H"]:
+        """The state before each token of N = P G completions, with gradient; the last token is never read.
+
+        ``steps``, see ``scan``. Differentiable once.
+        """
+        K, P, G, T = tokens.shape
+        hidden = self.read_prompts(targets).repeat_interleave(G, dim=1)
+        by_step = tokens.reshape(K, P * G, T).mT
+        return scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias, steps)
+
+
+class Policy(Reader):
+    """What is read decides the next token; parameters and replicas as in ``Reader``."""
+
+    def __init__(
+        self, task: DigitSum, generator: ReplicaGenerator, hidden: int = 64, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(task, generator, hidden, dtype)
+        V, H = task.vocab_size, hidden
+        self.head_weight = uniform_parameter(generator, H, V, dtype=dtype, fan_in=H)
+        self.head_bias = uniform_parameter(generator, 1, V, dtype=dtype, fan_in=H)
 
     @torch.no_grad()
     def sample(
@@ -131,10 +172,9 @@ class Policy(nn.Module):
         ``steps`` are those of ``sample``, where it made these tokens with the same parameters. Differentiable once.
         """
         K, P, G, T = tokens.shape
-        hidden = self.read_prompts(targets).repeat_interleave(G, dim=1)
         by_step = tokens.reshape(K, P * G, T).mT  # (K, T, N)
         # The distribution of token t is read off the state before it: the last token is scored but never read.
-        states = scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias, steps)
+        states = self.states(targets, tokens, steps)
         log_pi = read_out(states.flatten(1, 2), self.head_weight, self.head_bias).log_softmax(1)
         logprobs = log_pi.gather(1, by_step.flatten(1).unsqueeze(1)).squeeze(1)
         entropies = -(log_pi.exp() * log_pi).sum(1)
@@ -143,22 +183,6 @@ class Policy(nn.Module):
             return logprobs, entropies
         mask = self.task.mask(tokens)
         return logprobs.where(mask, 0), entropies.where(mask, 0)
-
-    def read_prompts(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
-        """The state after the whole prompt, before the first token of a completion; with gradient."""
-        if self.task.prompt_form == "state":
-            features = self.get_buffer("prompt_features")[targets]
-            hidden = torch.tanh(torch.baddbmm(self.prompt_bias, features, self.prompt_weight))
-        else:
-            hidden = self.head_weight.new_zeros(*targets.shape, self.head_weight.shape[1])
-        for tokens in self.task.prompt_tokens(targets).unbind(-1):
-            hidden = self.read(tokens, hidden)
-        return hidden
-
-    def read(self, tokens: Int[Tensor, "K N"], hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N H"]:
-        """The state after one more token in each row; with gradient."""
-        x = gather_inputs(self.input_gates, tokens)
-        return step(x, hidden, self.recurrent_weight, self.recurrent_bias).h
 
     def log_pi(self, hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K V N"]:
         """Log-probabilities of every token after each state; V stands before N, where a short axis costs least."""
@@ -186,6 +210,26 @@ class Critic(nn.Module):
         hidden = torch.tanh(torch.baddbmm(self.hidden_bias, features, self.hidden_weight))
         # A sum, for a product with one column takes another kernel where K = 1, which rounds differently.
         return (hidden * self.value_weight).sum(-1) + self.value_bias
+
+
+class PrefixCritic(Reader):
+    """V(prompt, tokens_<t), the expected return from token t on: a GRU of its own; K replicas."""
+
+    def __init__(
+        self, task: DigitSum, generator: ReplicaGenerator, hidden: int = 64, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(task, generator, hidden, dtype)
+        self.value_weight = uniform_parameter(generator, 1, 1, hidden, dtype=dtype, fan_in=hidden)
+        self.value_bias = uniform_parameter(generator, 1, 1, dtype=dtype, fan_in=hidden)
+
+    def forward(self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"]) -> Float[Tensor, "K P G T"]:
+        """Return V before each token, 0 where masked, with gradient to the critic; differentiable once.
+
+        The first is V(prompt), alike for the G completions; that of token t has read tokens_<t, never token t.
+        """
+        # A sum, as in Critic: a product with one column would round one replica otherwise than many.
+        values = (self.states(targets, tokens) * self.value_weight).sum(-1) + self.value_bias
+        return torch.where(self.task.mask(tokens), values.mT.reshape(tokens.shape), 0)
 
 
 def radial_basis(max_target: int, dtype: torch.dtype) -> Float[Tensor, "targets features"]:
