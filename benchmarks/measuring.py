@@ -17,10 +17,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pgprog.algorithms import TRAIN_STEPS
 from pgprog.experiment.config import RunConfig
 from pgprog.experiment.learner import make_learner
-from pgprog.experiment.loop import step_options
+from pgprog.experiment.loop import step_options, train_step_of
 from pgprog.noise import ReplicaGenerator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,16 +31,14 @@ def training_step(config: RunConfig, replicas: int) -> Callable[[], None]:
     """One step of an algorithm as the loop of a run makes it, ready to be called again and again."""
     seeds = range(replicas)
     learner, generator = make_learner(config, seeds), ReplicaGenerator(seeds, "train")
-    options = step_options(config, learner.critic)
+    options, train_step = step_options(config, learner), train_step_of(config)
     count = 0
 
     def step() -> None:
         nonlocal count
         generator.seek(count)
         count += 1
-        TRAIN_STEPS[config.algo](
-            learner.policy, learner.optimizer, generator, entropy_coef=config.policy_entropy_coef, **options
-        )
+        train_step(learner.policy, learner.optimizer, generator, entropy_coef=config.policy_entropy_coef, **options)
 
     return step
 

@@ -6,7 +6,7 @@ python tests/exact_mutants.py [WORD ...]
 import sys
 
 import mutants
-from mutants import Mutant
+from mutants import ADVANTAGES, Mutant
 
 ENUMERATION, VALUES, SCORES = (f"exact/{name}.py" for name in ("enumeration", "values", "scores"))
 WEIGHT, MOMENTS, BLACKBOX = (f"exact/{name}.py" for name in ("weight", "moments", "blackbox"))
@@ -305,9 +305,15 @@ EXACT_MUTANTS = [
         "if False:",
         "test_exact_blackbox.py",
     ),
-    Mutant("GAE bootstraps past the end", CRITIC, "torch.where(mask, values, 0)", "values", "test_exact_critic.py"),
-    Mutant("GAE does not discount lambda", CRITIC, "+ gamma * lam * A", "+ lam * A", "test_exact_critic.py"),
-    Mutant("GAE's TD error without gamma", CRITIC, "+ gamma * after -", "+ after -", "test_exact_critic.py"),
+    Mutant(
+        "GAE bootstraps past the end",
+        ADVANTAGES,
+        "torch.where(mask[..., t], V[..., t], after)",
+        "values[..., t]",
+        "test_exact_critic.py",
+    ),
+    Mutant("GAE does not discount lambda", ADVANTAGES, "mask, gamma * lam)", "mask, lam)", "test_exact_critic.py"),
+    Mutant("GAE's TD error without gamma", ADVANTAGES, "+ gamma * after -", "+ after -", "test_exact_critic.py"),
     Mutant(
         "tokens of a completion taken as orthogonal",
         CRITIC,

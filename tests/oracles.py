@@ -256,3 +256,88 @@ def binary_weight(p, group_size, advantage):
         others = [1.0] * n + [0.0] * (group_size - 1 - n)
         w += chance * (advantage([1.0, *others])[0] - advantage([0.0, *others])[0])
     return w
+
+
+# ---- losses of one replica, as nested lists [p][g][t] ----
+
+
+def token_weight(mask, aggregation, length=None):
+    """What each token counts, by the words of the aggregation."""
+    prompts, group = len(mask), len(mask[0])
+    lengths = [[sum(row) for row in rows] for rows in mask]
+    total = sum(sum(row) for row in lengths)
+
+    def share(p, g):
+        return {
+            "sequence_sum": lambda: 1 / (prompts * group),
+            "sequence_mean": lambda: 1 / lengths[p][g] / (prompts * group),
+            "token_mean": lambda: 1 / total,
+            "prompt_token_mean": lambda: 1 / sum(lengths[p]) / prompts,
+            "constant_length": lambda: 1 / length / (prompts * group),
+        }[aggregation]()
+
+    return [[[share(p, g) if m else 0.0 for m in row] for g, row in enumerate(rows)] for p, rows in enumerate(mask)]
+
+
+def clipped_objective(log_ratio, a, low, high, dual=None, limit=None):
+    """The objective, its slope in the log-ratio, and whether a clip has taken that slope; branch by branch."""
+    if limit is not None and abs(log_ratio) > limit:
+        still, _, lost = clipped_objective(math.copysign(limit, log_ratio), a, low, high, dual)
+        return still, 0.0, lost
+    ratio = math.exp(log_ratio)
+    if a > 0 and ratio > 1 + high:
+        return (1 + high) * a, 0.0, True
+    if a < 0 and ratio < 1 - low:
+        return (1 - low) * a, 0.0, True
+    if a < 0 and dual is not None and ratio > dual:
+        return dual * a, 0.0, True
+    return ratio * a, ratio * a, False
+
+
+def clipped_surrogate(logprobs, old, a, mask, weights, level, **bounds):
+    """Loss, its gradient, clip fraction, and the ratios that are not masked; ``a`` is [p][g] or [p][g][t]."""
+    loss, slopes, lost, ratios = 0.0, [[[0.0 for _ in row] for row in rows] for rows in mask], [], []
+    for p, rows in enumerate(mask):
+        for g, row in enumerate(rows):
+            kept = [t for t, m in enumerate(row) if m]
+            log_ratios = {t: logprobs[p][g][t] - old[p][g][t] for t in kept}
+            for t in kept:
+                advantage = a[p][g][t] if isinstance(a[p][g], list) else a[p][g]
+                scale = {"token": 1.0, "sequence": 1.0, "sequence_mean": 1 / len(kept)}[level]
+                log_ratio = log_ratios[t] if level == "token" else scale * sum(log_ratios.values())
+                objective, slope, clipped = clipped_objective(log_ratio, advantage, **bounds)
+                loss -= weights[p][g][t] * objective
+                for moved in [t] if level == "token" else kept:
+                    slopes[p][g][moved] -= weights[p][g][t] * slope * scale
+                if level == "token" or t == kept[0]:
+                    lost.append(clipped)
+                    ratios.append(math.exp(log_ratio))
+    return loss, slopes, sum(lost) / max(len(lost), 1), ratios
+
+
+def kl_term(estimator, logp, ref, old):
+    """A KL estimate of one token and its slope in logp."""
+    log_ratio = logp - ref
+    k3, k3_slope = math.exp(-log_ratio) - 1 + log_ratio, 1 - math.exp(-log_ratio)
+    ratio = math.exp(logp - old)
+    return {
+        "k1": (log_ratio, 1.0),
+        "k2": (log_ratio**2 / 2, log_ratio),
+        "k3": (k3, k3_slope),
+        "k3_ratio": (ratio * k3, ratio * (k3 + k3_slope)),
+    }[estimator]
+
+
+def mismatch_weight(old, sampler, row, level, mode, cap, floor=None):
+    """The weights of one sequence's tokens."""
+    ratios = [math.exp(o - s) if m else 1.0 for o, s, m in zip(old, sampler, row, strict=True)]
+    if level == "sequence":
+        ratios = [math.prod(ratios) for _ in ratios]
+    weights = []
+    for ratio, m in zip(ratios, row, strict=True):
+        if mode == "truncate":
+            ratio = min(ratio, cap) if floor is None else max(min(ratio, cap), floor)
+        elif ratio > cap or (floor is not None and ratio < floor):
+            ratio = 0.0
+        weights.append(ratio if m else 0.0)
+    return weights

@@ -8,13 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import axes_oracles_advantages as more
 import oracles
 from oracles import close, same
 from pgprog.algorithms.advantages import (
     batch_mean,
+    batch_scaled,
+    group_mean,
     group_rows,
     group_z_score,
     leave_one_out,
+    optimal_constant,
     standardize,
     total_return,
     value_baseline,
@@ -46,6 +50,11 @@ def values_for(rewards):
     return torch.tensor(VALUES).expand(*rewards.shape[:-2], -1)[..., : rewards.shape[-2]].contiguous()
 
 
+def squares(rewards):
+    """Norms for ``optimal_constant``: unequal, some of them 0."""
+    return [[r * r for r in row] for row in rewards]
+
+
 # name: (ours, the oracle on nested lists, is the group the unit that is centred)
 ADVANTAGES = {
     "total_return": (total_return, lambda rewards: rewards, False),
@@ -56,11 +65,25 @@ ADVANTAGES = {
         False,
     ),
     "leave_one_out": (leave_one_out, per_group(oracles.leave_one_out), True),
+    "group_mean": (group_mean, per_group(oracles.centred), True),
+    "batch_scaled": (batch_scaled, more.batch_scaled, False),
+    "optimal_constant": (
+        lambda r, valid=None: optimal_constant(r, r.square().to(r.dtype), valid),
+        lambda rewards: more.optimal_constant(rewards, squares(rewards)),
+        False,
+    ),
+    "optimal_constant of the others": (
+        lambda r, valid=None: optimal_constant(r, r.square().to(r.dtype), valid, leave_own_out=True),
+        lambda rewards: more.optimal_constant(rewards, squares(rewards), leave_own_out=True),
+        False,
+    ),
     "group_z_score": (group_z_score, per_group(lambda r: oracles.z_score(r, 1, 1e-6)), True),
     "standardize": (standardize, over_the_batch(lambda r: oracles.z_score(r, 1, 1e-8)), False),
 }
-CENTRED = ("batch_mean", "leave_one_out", "group_z_score", "standardize")
-GROUPED = ("leave_one_out", "group_z_score")
+CENTRED = ("batch_mean", "leave_one_out", "group_mean", "batch_scaled", "group_z_score", "standardize")
+CONSTANTS = ("optimal_constant", "optimal_constant of the others")
+GROUPED = ("leave_one_out", "group_mean", "group_z_score")
+COMPARED = (*GROUPED, "batch_scaled")  # with others of the group
 
 
 @pytest.fixture(params=ADVANTAGES)
@@ -93,6 +116,7 @@ def test_z_scores_equal_the_oracle_for_every_ddof_and_eps(ddof, eps):
     )
     expected = over_the_batch(lambda r: oracles.z_score(r, ddof, eps))(REWARDS)
     close(standardize(torch.tensor(REWARDS), ddof=ddof, eps=eps), expected)
+    close(batch_scaled(torch.tensor(REWARDS), ddof=ddof, eps=eps), more.batch_scaled(REWARDS, ddof, eps))
 
 
 def test_eps_is_added_to_the_std_not_to_the_variance():
@@ -101,10 +125,11 @@ def test_eps_is_added_to_the_std_not_to_the_variance():
 
 
 def test_defaults_are_those_that_the_docstrings_state():
-    """GRPO: ddof 1 and eps 1e-6, as verl; PPO: ddof 1 and eps 1e-8."""
+    """GRPO: ddof 1 and eps 1e-6, as verl; PPO: ddof 1 and eps 1e-8; batch_scaled: ddof 1 and eps 1e-4, as TRL."""
     r = torch.tensor([[1.0, 0.0]])
     close(group_z_score(r)[0, 0], 0.5 / (0.5**0.5 + 1e-6), rtol=1e-15, atol=0)
     close(standardize(r)[0, 0], 0.5 / (0.5**0.5 + 1e-8), rtol=1e-15, atol=0)
+    close(batch_scaled(r)[0, 0], 0.5 / (0.5**0.5 + 1e-4), rtol=1e-15, atol=0)
 
 
 def test_group_statistics_are_not_those_of_the_batch():
@@ -127,6 +152,7 @@ def test_grpo_and_rloo_of_three_right_in_eight():
     assert (round(right, 4), round(wrong, 4)) == (0.7143, -0.4286)
     close(leave_one_out(r), [[right] * 3 + [wrong] * 5])
     close(batch_mean(r), [[5 / 8] * 3 + [-3 / 8] * 5])
+    close(group_mean(r), [[5 / 8] * 3 + [-3 / 8] * 5])
 
 
 @pytest.mark.parametrize("G", [2, 4, 8])
@@ -144,6 +170,7 @@ def test_expected_gradient_of_a_bernoulli_logit(p, G):
     close(expected(total_return), true)
     close(expected(batch_mean), (1 - 1 / G) * true)
     close(expected(leave_one_out), true)
+    close(expected(group_mean), (1 - 1 / G) * true)
     grpo = expected(lambda r: group_z_score(r, eps=0.0))
     close(grpo, oracles.binary_weight(p, G, oracles.z_score) * true)
     printed = {0.5: {2: 0.1768, 4: 0.3499, 8: 0.4340}, 0.2: {2: 0.1131, 4: 0.2297, 8: 0.3153}}[p][G]
@@ -189,13 +216,121 @@ def test_total_return_is_the_reward_itself():
     same(total_return(torch.tensor(REWARDS)), torch.tensor(REWARDS))
 
 
+def test_group_mean_is_leave_one_out_times_one_less_one_over_g():
+    r = torch.tensor(REWARDS)
+    close(group_mean(r), leave_one_out(r) * 2 / 3)
+
+
+def test_the_batch_std_is_not_that_of_a_group():
+    """public-faults B7: groups of 8, all +2 or all -8: every group std is 0, the batch's 5.08, every advantage 0."""
+    r = torch.tensor([[2.0] * 8, [2.0] * 8, [-8.0] * 8, [-8.0] * 8])
+    assert round(r.std().item(), 2) == 5.08
+    for ours in (group_mean, group_z_score, batch_scaled):
+        assert (ours(r) == 0).all()
+    mixed = torch.cat([r, torch.tensor([[1.0] + [0.0] * 7])])  # among them, one success is 7/8 over the batch's std
+    close(batch_scaled(mixed, eps=0.0)[4, 0], 7 / 8 / mixed.flatten().std())
+
+
+@pytest.mark.parametrize(("G", "share"), [(2, 0.702), (4, 0.449), (8, 0.201), (16, 0.040)])
+def test_share_of_groups_that_carry_nothing(G, share):
+    """public-faults B8: p^G + (1 - p)^G, by counts of successes."""
+    p = 0.1819
+    counts = torch.arange(G + 1)
+    r = (torch.arange(G) < counts[:, None]).double().unsqueeze(1)  # replicas: one group of each count
+    chance = torch.tensor([math.comb(G, n) * p**n * (1 - p) ** (G - n) for n in range(G + 1)])
+    for ours in (group_mean, leave_one_out, group_z_score):
+        nothing = (ours(r) == 0).all(-1).flatten()
+        assert round(chance[nothing].sum().item(), 3) == share
+        close(chance[nothing].sum(), p**G + (1 - p) ** G)
+
+
+BASELINES_OF_OTHERS = {
+    "leave_one_out": leave_one_out,
+    "value_baseline": lambda r: value_baseline(r, values_for(r)),
+    "optimal_constant": lambda r: optimal_constant(r, torch.tensor(NORMS), leave_own_out=True),
+}
+NORMS = [[1.0, 2.0, 0.5], [3.0, 0.0, 1.0], [0.1, 0.2, 4.0], [1.5, 2.5, 1e-9]]
+
+
+@pytest.mark.parametrize("name", BASELINES_OF_OTHERS)
+def test_an_unbiased_baseline_does_not_move_with_its_own_sample(name):
+    """public-faults B11: r_i goes up by 0.7, and A_i by as much."""
+    ours, r = BASELINES_OF_OTHERS[name], torch.tensor(REWARDS)
+    for p, g in itertools.product(range(4), range(3)):
+        moved = r.clone()
+        moved[p, g] += 0.7
+        close(ours(moved)[p, g] - ours(r)[p, g], 0.7, rtol=1e-11)
+
+
+def test_the_biased_baselines_move_with_their_own_sample():
+    """A_i goes up by 1 - 1/G, 1 - 1/N, and 1 - |s_i|^2 / sum |s|^2."""
+    r, norms = torch.tensor(REWARDS), torch.tensor(NORMS)
+    moved = r.clone()
+    moved[2, 1] += 0.7
+    for ours, share in (
+        (group_mean, 1 / 3),
+        (batch_mean, 1 / 12),
+        (lambda r: optimal_constant(r, norms), 0.2 / sum(map(sum, NORMS))),
+    ):
+        close(ours(moved)[2, 1] - ours(r)[2, 1], 0.7 * (1 - share), rtol=1e-11)
+
+
+# ---- the optimal constant ----
+
+
+def test_optimal_constant_by_hand():
+    """b* = (1 * 1 + 0 * 2 + 0.95 * 5) / 8 = 0.71875; of the others 4.75 / 7, 5.75 / 6, 1 / 3."""
+    r, norms = torch.tensor([[1.0, 0.0, 0.95]]), torch.tensor([[1.0, 2.0, 5.0]])
+    close(optimal_constant(r, norms), [[1 - 0.71875, -0.71875, 0.95 - 0.71875]])
+    close(optimal_constant(r, norms, leave_own_out=True), [[1 - 4.75 / 7, -5.75 / 6, 0.95 - 1 / 3]])
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-300, 3.0])
+def test_equal_norms_give_the_mean(norm):
+    r = torch.tensor(REWARDS)
+    close(optimal_constant(r, torch.full_like(r, norm)), batch_mean(r))
+    close(optimal_constant(r, torch.full_like(r, norm), leave_own_out=True), batch_mean(r) * 12 / 11)
+
+
+def test_norms_of_very_unequal_size_leave_the_others_exact():
+    """sum - own would leave 0 or 2 of the others' 1 + 1 beside 1e16."""
+    r, norms = torch.tensor([[1.0, 0.5, 0.25]]), torch.tensor([[1e16, 1.0, 1.0]])
+    close(optimal_constant(r, norms, leave_own_out=True)[0, 0], 1 - 0.375)
+
+
+def test_norms_are_one_per_completion_finite_and_not_negative():
+    r = torch.tensor(REWARDS)
+    with oracles.as_users_run_it(), pytest.raises(ValueError, match=r"squared_norms have shape \(4,\): \(4, 3\)"):
+        optimal_constant(r, torch.ones(4))
+    for bad in (-1.0, NAN, INF):
+        norms = torch.tensor(NORMS)
+        norms[1, 1] = bad
+        with pytest.raises(ValueError, match="a squared norm is negative, NaN or infinite"):
+            optimal_constant(r, norms)
+        valid = torch.ones_like(r, dtype=torch.bool)
+        valid[1, 1] = False
+        assert optimal_constant(r, norms, valid).isfinite().all()
+
+
+def test_a_batch_of_one_has_no_others():
+    with pytest.raises(ValueError, match="leave_own_out with a batch of one"):
+        optimal_constant(torch.ones(3, 1, 1), torch.ones(3, 1, 1), leave_own_out=True)
+    valid = torch.tensor([[True, False]])
+    same(optimal_constant(torch.ones(1, 2), torch.ones(1, 2), valid, leave_own_out=True), torch.zeros(1, 2))
+
+
+def test_no_gradient_reaches_the_norms():
+    norms = torch.tensor(NORMS, requires_grad=True)
+    assert not optimal_constant(torch.tensor(REWARDS), norms).requires_grad
+
+
 # ---- equal rewards ----
 
 INEXACT = [0.95, 0.1, 1 / 3, 0.7, 1.3, -0.95, 1e-8, 12345.678, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("centred", CENTRED)
+@pytest.mark.parametrize("centred", [*CENTRED, *CONSTANTS])
 def test_equal_rewards_give_exactly_zero(centred, dtype):
     """A mean of equal numbers is not always that number: 0.95 in float32 at G = 8 leaves 6e-8."""
     ours = ADVANTAGES[centred][0]
@@ -210,7 +345,7 @@ def test_equal_rewards_give_exactly_zero(centred, dtype):
 def test_equal_rewards_give_exactly_zero_without_eps(dtype):
     for G in range(2, 65):
         r = torch.tensor(INEXACT, dtype=dtype).view(-1, 1, 1).expand(-1, 2, G)
-        for z_score in (group_z_score, standardize):
+        for z_score in (group_z_score, standardize, batch_scaled):
             for ddof in (0, 1):
                 assert (z_score(r, ddof=ddof, eps=0.0) == 0).all()
 
@@ -296,25 +431,25 @@ def test_an_unmarked_nan_or_infinity_is_refused(name, bad):
         ADVANTAGES[name][0](r)
 
 
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_group_of_one_is_refused(name):
     for shape in ((4, 1), (2, 4, 1)):
         with pytest.raises(ValueError, match="group size G = 1"):
             ADVANTAGES[name][0](torch.zeros(shape))
 
 
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("name", COMPARED)
 def test_one_valid_in_a_group_gives_zero(name):
     A = ADVANTAGES[name][0](torch.tensor([[0.7, NAN], [0.7, 0.1]]), torch.tensor([[True, False], [True, True]]))
     assert (A[0] == 0).all() and (A[1] != 0).all()
 
 
-@pytest.mark.parametrize("name", ["batch_mean", "standardize"])
+@pytest.mark.parametrize("name", ["batch_mean", "standardize", "optimal_constant"])
 def test_a_batch_of_one_gives_zero(name):
     same(ADVANTAGES[name][0](torch.tensor([[0.7]])), torch.zeros(1, 1))
 
 
-@pytest.mark.parametrize("name", ["total_return", "batch_mean", "value_baseline", "standardize"])
+@pytest.mark.parametrize("name", ["total_return", "batch_mean", "value_baseline", "standardize", *CONSTANTS])
 def test_groups_of_one_are_fine_where_the_batch_is_the_unit(name):
     ours, oracle, _ = ADVANTAGES[name]
     rows = [[1.0], [0.95], [0.0]]
@@ -447,9 +582,9 @@ def test_a_shift_of_all_rewards_changes_nothing(rewards, shift, name):
 @given(batches, st.sampled_from([0.25, 2.0, 8.0, -1.0, -4.0]))
 def test_advantages_scale_with_the_rewards_and_z_scores_only_turn_with_their_sign(rewards, scale):
     r = torch.tensor(rewards)
-    for linear in (total_return, batch_mean, leave_one_out):
+    for linear in (total_return, batch_mean, leave_one_out, group_mean):
         close(linear(scale * r), scale * linear(r))
-    for z_score in (group_z_score, standardize):
+    for z_score in (group_z_score, standardize, batch_scaled):
         close(z_score(scale * r, eps=0.0), math.copysign(1, scale) * z_score(r, eps=0.0))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from pgprog.algorithms import TRAIN_STEPS
+from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.cli import main
 from pgprog.experiment import rundir
 from pgprog.experiment.compare import EQUAL, plan
@@ -61,7 +61,7 @@ def test_gradient_noise_equals_one_policy_at_a_time(algo):
     expected = []
     for resample in range(resamples):
         learner = make_learner(config, [2])
-        options = step_options(config, learner.critic) | {"prompts": 4 if algo in ("rloo", "grpo") else 16}
+        options = step_options(config, learner) | {"prompts": 4 if algo in ("rloo", "grpo") else 16}
         options |= {"entropy_coef": 0.0, "max_grad_norm": math.inf} | ({"epochs": 1} if algo == "ppo" else {})
         parameters = [*learner.policy.parameters(), *(learner.critic.parameters() if learner.critic else ())]
         TRAIN_STEPS[algo](learner.policy, SGD(parameters, lr=0.0), ReplicaGenerator([resample], "resample"), **options)

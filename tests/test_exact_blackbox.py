@@ -8,8 +8,8 @@ import torch
 import exact_oracles
 import oracles
 from oracles import close
-from pgprog.algorithms import TRAIN_STEPS
 from pgprog.algorithms.advantages import leave_one_out
+from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.env import DigitSum
 from pgprog.errors import UsageError
 from pgprog.exact.blackbox import black_box_moments, first_gradient, one_at_a_time, replicated, weighted_scores

@@ -8,8 +8,9 @@ import torch
 import exact_oracles
 import oracles
 from oracles import close
+from pgprog.algorithms.advantages import gae
 from pgprog.env import DigitSum
-from pgprog.exact.critic import critic_point, gae, trajectories
+from pgprog.exact.critic import critic_point, trajectories
 from pgprog.exact.enumeration import every_target
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Policy

@@ -19,8 +19,9 @@ import torch
 
 import oracles
 from oracles import close
-from pgprog.algorithms import TRAIN_STEPS, actor_critic, grpo, ppo, reinforce, rloo
+from pgprog.algorithms import actor_critic, grpo, ppo, reinforce, rloo
 from pgprog.algorithms.advantages import group_z_score, total_return
+from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.env import DigitSum
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy

@@ -232,7 +232,7 @@ def test_a_checkpoint_cut_at_any_byte_is_refused_and_kept(tmp_path):
 
 
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    from pgprog.algorithms import TRAIN_STEPS
+    from pgprog.algorithms.ladder import TRAIN_STEPS
 
     step_of, calls = TRAIN_STEPS["grpo"], []
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pgprog.algorithms import TRAIN_STEPS
+from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.cli import main
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
@@ -69,7 +69,7 @@ def test_a_run_is_the_sum_of_its_train_steps(tmp_path):
             learner.optimizer,
             generator,
             entropy_coef=config.entropy_coef * left,
-            **step_options(config, None),
+            **step_options(config, learner),
         )
     saved = load_file(tmp_path / rundir.CHECKPOINT)
     for name, parameter in learner.policy.named_parameters():
@@ -87,11 +87,11 @@ def test_ppo_divides_its_learning_rate_by_its_epochs_unless_told_not_to():
 
 
 def test_the_lessons_flags_reach_the_train_step():
-    critic = make_learner(small(algo="ppo"), [0]).critic
-    cured = step_options(small(algo="ppo"), critic)
+    learner = make_learner(small(algo="ppo"), [0])
+    cured = step_options(small(algo="ppo"), learner)
     assert "advantage" not in cured
     assert cured["ratio_level"] == "token"
-    taken = step_options(small(algo="ppo", raw_advantages=True, ratio_level="sequence"), critic)
+    taken = step_options(small(algo="ppo", raw_advantages=True, ratio_level="sequence"), learner)
     assert taken["advantage"].__name__ == "raw_advantage"
     assert taken["ratio_level"] == "sequence"
 

@@ -184,16 +184,18 @@ def test_an_advantage_with_a_gradient_is_detached():
         same(p, q)
 
 
-def test_a_constraint_gets_old_logprobs_that_stay_those_of_the_first_epoch():
+def test_an_objective_gets_old_logprobs_that_stay_those_of_the_first_epoch():
     policy, optimizer, generator = fresh()
     calls = []
 
-    def constraint(logprobs, old_logprobs, A, mask):
-        calls.append((logprobs.detach().clone(), old_logprobs.clone(), A.clone(), old_logprobs.requires_grad))
-        return Surrogate(policy_gradient_loss(logprobs, A, mask), {"calls": torch.full((K,), float(len(calls)))})
+    def objective(logprobs, batch, A, weights):
+        assert weights is None
+        old = batch.old_logprobs
+        calls.append((logprobs.detach().clone(), old.clone(), A.clone(), old.requires_grad))
+        return Surrogate(policy_gradient_loss(logprobs, A, batch.mask), {"calls": torch.full((K,), float(len(calls)))})
 
     metrics = update(
-        policy, optimizer, generator, rloo_advantage, prompts=4, group_size=2, constraint=constraint, epochs=3
+        policy, optimizer, generator, rloo_advantage, prompts=4, group_size=2, objective=objective, epochs=3
     )
     assert len(calls) == 3
     first = calls[0][0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 from datetime import datetime
@@ -26,11 +27,10 @@ from pgprog.experiment.config import (
     from_json,
     validate,
 )
-from pgprog.experiment.executor import stop_on_interrupt
+from pgprog.experiment.executor import keep_freed_memory, stop_on_interrupt
 from pgprog.experiment.learner import load_policy, make_task
-from pgprog.experiment.loop import run, step_options
+from pgprog.experiment.loop import run
 from pgprog.noise import ReplicaGenerator
-from pgprog.report.figures import draw
 from pgprog.report.tables import markdown, print_comparison
 
 T = TypeVar("T", bound=Settings)
@@ -40,6 +40,7 @@ INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 def train(args: Train) -> int:
     """Run ``pgprog train``."""
     torch.set_num_threads(1)  # the operations are small: a second thread costs more than it brings
+    keep_freed_memory()
     check_checkpoint_every(args.checkpoint_every)
     if args.resume is None:
         steps = args.group_steps if args.group_steps is not None and args.algo in GROUP_METHODS else args.steps
@@ -54,7 +55,7 @@ def train(args: Train) -> int:
     validate(config)
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed {seed} is out of range: give an integer in [0, 2**63)")
-    make_task(config), step_options(config, None)  # refuse what cannot run before a directory is made
+    make_task(config)  # refuse what cannot run before a directory is made
     if config.advantage is not None:
         run(dataclasses.replace(config, steps=1), [seed])  # the user's function is called once, for nothing
     where = args.resume or args.out or default_directory(config.algo)
@@ -125,7 +126,10 @@ def compare(args: Compare) -> int:
                 workers=args.workers or cores(),
                 checkpoint_every=args.checkpoint_every,
                 on_progress=lambda p: bars.update(tasks[p.name], completed=p.step, success=f"success {p.success:.3f}"),
+                on_idle=import_for_reports,
             )
+        from pgprog.report.figures import draw  # late, as it brings matplotlib; see import_for_reports
+
         figures = draw(directory, summary) if summary["algorithms"] else []
         rundir.write_bytes(directory / "results.md", markdown(summary).encode(errors="replace"))
     if args.json:
@@ -191,6 +195,12 @@ def sample(args: Sample) -> int:
         table.add_row(" ".join(map(str, entry["completion"])), str(entry["sum"]), f"{entry['reward']:g}", style=style)
     Console().print(table)
     return 0
+
+
+def import_for_reports() -> None:
+    """Import what the end of a comparison wants: a second's work, which has time while the last runs train."""
+    for module in ("scipy.stats", "pgprog.report.figures"):
+        importlib.import_module(module)
 
 
 def part(args: Any, kind: type[T]) -> T:

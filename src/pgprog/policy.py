@@ -37,6 +37,18 @@ class Rollout(NamedTuple):
     """The critic's V(prompt) before the update, without gradient, where there is a critic."""
     prefix_values: Float[Tensor, "K P G T"] | None = None
     """The critic's V(prompt, tokens_<t) before the update, no gradient, 0 where masked, where it values prefixes."""
+    old_logprobs: Float[Tensor, "K P G T"] | None = None
+    """The denominator of the ratio, without gradient; None: ``logprobs`` before the first step, a ratio of 1."""
+    sampler_logprobs: Float[Tensor, "K P G T"] | None = None
+    """Of the distribution that the tokens came from, without gradient, where that is not the policy that is trained."""
+    ref_logprobs: Float[Tensor, "K P G T"] | None = None
+    """Of the frozen reference, without gradient, where there is one."""
+    token_rewards: Float[Tensor, "K P G T"] | None = None
+    """What each token is paid, 0 where masked, where that matters; ``rewards`` is its sum per sequence."""
+    valid: Bool[Tensor, "K P G"] | None = None
+    """The completions that count; None: all."""
+    sampled: Float[Tensor, "K"] | None = None
+    """How many completions each replica drew for this batch, where it did not keep them all."""
 
 
 def rollout(policy: "Policy", generator: ReplicaGenerator, prompts: int, group_size: int = 1) -> Rollout:
@@ -53,6 +65,13 @@ def rollout(policy: "Policy", generator: ReplicaGenerator, prompts: int, group_s
     targets = policy.task.sample_targets(generator, prompts)
     steps: list[Step] = []
     tokens = policy.sample(targets, group_size, generator, steps)
+    return scored(policy, targets, tokens, steps)
+
+
+def scored(
+    policy: "Policy", targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"], steps: list[Step] | None = None
+) -> Rollout:
+    """A batch of these completions, whoever made them, as the policy sees them; with gradient."""
     logprobs, entropies = policy.score(targets, tokens, steps)
     return Rollout(
         targets=targets,
@@ -123,7 +142,18 @@ class Reader(nn.Module):
 
 
 class Policy(Reader):
-    """What is read decides the next token; parameters and replicas as in ``Reader``."""
+    """What is read decides the next token; parameters and replicas as in ``Reader``.
+
+        pi = softmax(logits / temperature), within its nucleus and renormalised where top_p < 1
+
+    The policy is what comes out of this, for ``sample`` and ``score`` alike. Lesson: a temperature on one side only
+    gives ratios that are not 1 before anything is learned.
+    """
+
+    temperature: float = 1.0
+    """In (0, inf); set it after construction."""
+    top_p: float = 1.0
+    """In (0, 1]; the same. A token outside the nucleus has log-probability -inf."""
 
     def __init__(
         self, task: DigitSum, generator: ReplicaGenerator, hidden: int = 64, dtype: torch.dtype = torch.float32
@@ -175,8 +205,10 @@ class Policy(Reader):
         by_step = tokens.reshape(K, P * G, T).mT  # (K, T, N)
         # The distribution of token t is read off the state before it: the last token is scored but never read.
         states = self.states(targets, tokens, steps)
-        log_pi = read_out(states.flatten(1, 2), self.head_weight, self.head_bias).log_softmax(1)
+        log_pi = self.log_softmax(read_out(states.flatten(1, 2), self.head_weight, self.head_bias))
         logprobs = log_pi.gather(1, by_step.flatten(1).unsqueeze(1)).squeeze(1)
+        if self.top_p < 1:
+            log_pi = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)  # 0 log 0 = 0
         entropies = -(log_pi.exp() * log_pi).sum(1)
         logprobs, entropies = (x.view(K, T, P * G).mT.reshape(K, P, G, T) for x in (logprobs, entropies))
         if not self.task.variable_length:
@@ -186,7 +218,30 @@ class Policy(Reader):
 
     def log_pi(self, hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K V N"]:
         """Log-probabilities of every token after each state; V stands before N, where a short axis costs least."""
-        return torch.baddbmm(self.head_bias.mT, self.head_weight.mT, hidden.mT).log_softmax(1)
+        return self.log_softmax(torch.baddbmm(self.head_bias.mT, self.head_weight.mT, hidden.mT))
+
+    def log_softmax(self, logits: Float[Tensor, "K V N"]) -> Float[Tensor, "K V N"]:
+        """Log-probabilities at the policy's temperature, -inf outside the nucleus; the nucleus has no gradient."""
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        log_pi = logits.log_softmax(1)
+        if self.top_p < 1:
+            log_pi = log_pi.masked_fill(~nucleus(log_pi.detach().exp(), self.top_p), -torch.inf).log_softmax(1)
+        return log_pi
+
+    def distributions(self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"]) -> Float[Tensor, "K P G T V"]:
+        """log pi(a | prompt, tokens_<t) of every token a, with gradient; differentiable any number of times.
+
+        Nothing is masked: what stands after the end of a completion is finite, or -inf outside the nucleus, and means
+        nothing. Slower than ``score``, which has a backward pass of its own.
+        """
+        groups = tokens.shape[1:3]
+        hidden = self.read_prompts(targets).unsqueeze(2).expand(-1, -1, groups[1], -1).flatten(1, 2)
+        each = [self.log_pi(hidden)]
+        for read in tokens.flatten(1, 2).unbind(-1)[:-1]:
+            hidden = self.read(read, hidden)
+            each.append(self.log_pi(hidden))
+        return torch.stack(each, dim=-1).permute(0, 2, 3, 1).unflatten(1, groups)
 
 
 class Critic(nn.Module):
@@ -230,6 +285,16 @@ class PrefixCritic(Reader):
         # A sum, as in Critic: a product with one column would round one replica otherwise than many.
         values = (self.states(targets, tokens) * self.value_weight).sum(-1) + self.value_bias
         return torch.where(self.task.mask(tokens), values.mT.reshape(tokens.shape), 0)
+
+
+def nucleus(pi: Float[Tensor, "K V N"], top_p: float) -> Bool[Tensor, "K V N"]:
+    """The smallest set of most probable tokens whose probabilities reach ``top_p``; of equals the first token first.
+
+    A token is in it where those before it, most probable first, do not reach ``top_p`` yet: the first always is.
+    """
+    ranked, order = pi.sort(dim=1, descending=True, stable=True)
+    before = torch.nn.functional.pad(ranked.cumsum(1)[:, :-1], (0, 0, 1, 0))
+    return torch.zeros_like(pi, dtype=torch.bool).scatter(1, order, before < top_p)
 
 
 def radial_basis(max_target: int, dtype: torch.dtype) -> Float[Tensor, "targets features"]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -35,6 +34,8 @@ def bootstrap_mean(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     if len(values) == 1:
         return Interval(mean, None, None)
+    from scipy import stats  # late, for it takes most of a second
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         ci = stats.bootstrap(
@@ -61,5 +62,7 @@ def percentile_coverage(n: int) -> float:
     """
     if n < 2:
         return math.nan
+    from scipy import stats
+
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     return float(2 * stats.t.cdf(z * math.sqrt((n - 1) / n), n - 1) - 1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import standardize, value_baseline
-from pgprog.algorithms.objectives import clipped_surrogate
-from pgprog.algorithms.update import Advantage, Metrics, update
+from pgprog.algorithms.objectives import Surrogate, clipped_surrogate
+from pgprog.algorithms.update import Advantage, Metrics, Weights, update
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy, Rollout
 
@@ -37,6 +37,22 @@ def advantage(batch: Rollout) -> Tensor:
     several epochs in a row.
     """
     return standardize(raw_advantage(batch))
+
+
+def clipped(
+    logprobs: Tensor,
+    batch: Rollout,
+    A: Tensor,
+    weights: Weights,
+    *,
+    clip: float,
+    ratio_level: Literal["token", "sequence"],
+) -> Surrogate:
+    """sum_t min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)."""
+    assert batch.old_logprobs is not None
+    return clipped_surrogate(
+        logprobs, batch.old_logprobs, A, batch.mask, clip=clip, ratio_level=ratio_level, weights=weights
+    )
 
 
 def train_step(
@@ -59,7 +75,6 @@ def train_step(
     step per batch; runs divide it by ``epochs`` (``--undivided-lr`` takes the cure away). The other half of it is the
     ratio per token: see ``clipped_surrogate``.
     """
-    constraint = partial(clipped_surrogate, clip=clip, ratio_level=ratio_level)
     return update(
         policy,
         optimizer,
@@ -69,6 +84,6 @@ def train_step(
         prompts=prompts,
         entropy_coef=entropy_coef,
         max_grad_norm=max_grad_norm,
-        constraint=constraint,
+        objective=partial(clipped, clip=clip, ratio_level=ratio_level),
         epochs=epochs,
     )

@@ -5,20 +5,38 @@
 A rung of the ladder is a call of ``update`` with its own A; what else differs is in the call's arguments.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pgprog.algorithms.objectives import Surrogate, policy_gradient_loss, sequence_sum_mean, token_mean, value_loss
+from pgprog.algorithms.advantages import reward_to_go
+from pgprog.algorithms.objectives import (
+    Surrogate,
+    aggregate,
+    policy_gradient_loss,
+    sequence_sum_mean,
+    token_mean,
+    token_value_loss,
+    value_loss,
+)
 from pgprog.noise import ReplicaGenerator
-from pgprog.policy import Critic, Policy, Rollout, rollout
+from pgprog.policy import Critic, Policy, PrefixCritic, Rollout, rollout
 
-Advantage = Callable[[Rollout], Float[Tensor, "K P G"]]
-Constraint = Callable[..., Surrogate]
+Draw = Callable[[Policy, ReplicaGenerator, int, int], Rollout]
+"""(policy, generator, prompts, group_size) to a batch whose ``logprobs`` are the policy's, with gradient."""
+Advantage = Callable[[Rollout], Float[Tensor, "K P G"] | Float[Tensor, "K P G T"]]
+Weights = Float[Tensor, "K P G T"] | None
+Objective = Callable[[Float[Tensor, "K P G T"], Rollout, Tensor, Weights], Surrogate]
+"""(logprobs, batch, A, weights) to a loss; ``batch.old_logprobs`` is there, and weights None sums each sequence."""
 Metrics = dict[str, Float[Tensor, "K"]]
+
+
+def policy_gradient(logprobs: Tensor, batch: Rollout, A: Tensor, weights: Weights) -> Surrogate:
+    """The objective without a constraint, sum_t log pi(a_t | s_t) A."""
+    return Surrogate(policy_gradient_loss(logprobs, A, batch.mask, weights=weights), {})
 
 
 def update(
@@ -31,9 +49,13 @@ def update(
     group_size: int = 1,
     entropy_coef: float = 0.02,
     max_grad_norm: float = 1.0,
-    critic: Critic | None = None,
-    constraint: Constraint | None = None,
+    critic: Critic | PrefixCritic | None = None,
+    draw: Draw = rollout,
+    objective: Objective = policy_gradient,
+    aggregation: Callable[[Bool[Tensor, "K P G T"]], Weights] = lambda mask: None,
     epochs: int = 1,
+    minibatches: int = 1,
+    trust_region: Callable[[Policy, Rollout, Tensor], Metrics] | None = None,
 ) -> Metrics:
     """Advance every replica by one batch; return its metrics, each (K,).
 
@@ -47,44 +69,93 @@ def update(
         prompts, group_size: P prompts, G completions of each.
         entropy_coef: weight of the entropy bonus, in reward per nat; 0 takes it away.
         max_grad_norm: positive; each replica's policy gradient is scaled down to this norm, infinity leaves it alone.
-        critic: learned V(prompt); its own parameters and loss, so it never moves the policy except through A.
-        constraint: (logprobs, old_logprobs, A, mask) -> Surrogate, in place of the plain policy gradient loss.
-        epochs: gradient steps on the batch; more than one wants a constraint, for the data go stale.
+        critic: learned V(prompt), or V of every prefix; its own parameters and loss, so it never moves the policy
+            except through A. It regresses on what is paid from there on.
+        draw: makes the batch; see ``sampling``.
+        objective: what stands in place of sum_t log pi A: a clipped ratio, say.
+        aggregation: from the mask of a (mini-)batch to the weight of each of its tokens, in place of a sum per
+            sequence and a mean over sequences; for the bonus, too.
+        epochs, minibatches: a gradient step on each of the ``minibatches`` parts of the batch, ``epochs`` times over;
+            more than one step wants an objective with a constraint, for the data go stale.
+        trust_region: moves the policy by its gradient, in place of the optimiser; one step on the whole batch.
 
     Returns:
-        ``rollout_metrics`` of the batch, and of the last epoch, before its step: ``loss``, ``value_loss``,
-        ``grad_norm`` (before it is scaled down) and the constraint's.
+        ``rollout_metrics`` of the batch, and of the last step, before it is made: ``loss``, ``value_loss``,
+        ``grad_norm`` (before it is scaled down) and those of objective and trust region.
 
     Raises:
-        ValueError: fewer than one prompt, completion or epoch, or a norm that is not positive.
+        ValueError: fewer than one prompt, completion, epoch or minibatch, more minibatches than prompts, or a norm
+            that is not positive.
     """
-    for name, count in (("prompts", prompts), ("group_size", group_size), ("epochs", epochs)):
+    counts = {"prompts": prompts, "group_size": group_size, "epochs": epochs, "minibatches": minibatches}
+    for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name} {count} is too small: give 1 or more")
+    if minibatches > prompts:
+        raise ValueError(f"minibatches {minibatches} of {prompts} prompts: give no more than there are prompts")
     if not max_grad_norm > 0:
         raise ValueError(f"max_grad_norm {max_grad_norm} is no length: give a positive number, or infinity")
-    batch = rollout(policy, generator, prompts, group_size)
+    batch = draw(policy, generator, prompts, group_size)
+    if batch.valid is not None:
+        batch = batch._replace(mask=batch.mask & batch.valid.unsqueeze(-1))
     if critic is not None:
-        batch = batch._replace(values=critic(batch.targets).detach())
+        batch = with_values(batch, critic)
     A = advantage(batch).detach()
-    old_logprobs = batch.logprobs.detach()
-    logprobs, entropies = batch.logprobs, batch.entropies
-    for epoch in range(epochs):
-        if epoch > 0:
-            logprobs, entropies = policy.score(batch.targets, batch.tokens)
-        if constraint is None:
-            surrogate = Surrogate(policy_gradient_loss(logprobs, A, batch.mask), {})
-        else:
-            surrogate = constraint(logprobs, old_logprobs, A, batch.mask)
-        losses = {"loss": surrogate.loss - entropy_coef * sequence_sum_mean(entropies, batch.mask)}
-        if critic is not None:
-            losses["value_loss"] = value_loss(critic(batch.targets), batch.rewards)
-        optimizer.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()  # summed over replicas: their gradients stay their own
-        grad_norm = clip_grad_norm(policy.parameters(), max_grad_norm)
-        optimizer.step()
+    if batch.old_logprobs is None:
+        batch = batch._replace(old_logprobs=batch.logprobs.detach())
+    fresh = minibatches == 1  # the scores of the rollout serve for the first step
+    for _ in range(epochs):
+        for part, A_part in minibatches_of(batch, A, minibatches):
+            logprobs, entropies = part.logprobs, part.entropies
+            if not fresh:
+                logprobs, entropies = policy.score(part.targets, part.tokens)
+            fresh = False
+            weights = aggregation(part.mask)
+            surrogate = objective(logprobs, part, A_part, weights)
+            bonus = sequence_sum_mean(entropies, part.mask) if weights is None else aggregate(entropies, weights)
+            losses = {"loss": surrogate.loss - entropy_coef * bonus}
+            if critic is not None:
+                losses["value_loss"] = critic_loss(critic, part)
+            optimizer.zero_grad()
+            torch.stack(list(losses.values())).sum().backward()  # summed over replicas: their gradients stay their own
+            grad_norm = clip_grad_norm(policy.parameters(), max_grad_norm)
+            moved = {} if trust_region is None else trust_region(policy, batch, A)
+            optimizer.step()
     losses = {name: loss.detach() for name, loss in losses.items()}
-    return rollout_metrics(batch, A) | losses | {"grad_norm": grad_norm} | surrogate.metrics
+    return rollout_metrics(batch, A) | losses | {"grad_norm": grad_norm} | surrogate.metrics | moved
+
+
+def with_values(batch: Rollout, critic: Critic | PrefixCritic) -> Rollout:
+    """The batch and its values before the update, which carry no gradient."""
+    if isinstance(critic, PrefixCritic):
+        return batch._replace(prefix_values=critic(batch.targets, batch.tokens).detach())
+    return batch._replace(values=critic(batch.targets).detach())
+
+
+def critic_loss(critic: Critic | PrefixCritic, batch: Rollout) -> Float[Tensor, "K"]:
+    """The regression of the critic on what is paid after its prompt, or after each prefix."""
+    if isinstance(critic, PrefixCritic):
+        assert batch.token_rewards is not None
+        return token_value_loss(
+            critic(batch.targets, batch.tokens), reward_to_go(batch.token_rewards, batch.mask), batch.mask
+        )
+    return value_loss(critic(batch.targets), batch.rewards)
+
+
+def minibatches_of(batch: Rollout, A: Tensor, parts: int) -> Iterator[tuple[Rollout, Tensor]]:
+    """Cut along the prompts, as evenly as it goes; prompts are random, so their order is as good as another."""
+    if parts == 1:
+        yield batch, A
+        return
+    axis, P = batch.targets.dim() - 1, batch.targets.shape[-1]
+    for number in range(parts):
+        start, end = P * number // parts, P * (number + 1) // parts
+
+        def cut(x: Tensor, start: int = start, end: int = end) -> Tensor:
+            return x.narrow(axis, start, end - start)
+
+        held = {n: cut(x) for n, x in batch._asdict().items() if isinstance(x, Tensor) and x.dim() > axis}
+        yield batch._replace(**held), cut(A)
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Float[Tensor, "K"]:

@@ -245,7 +245,7 @@ def subject(args: Exact, config: RunConfig) -> "tuple[Policy, Critic, int]":
     if args.run is None:
         seed = args.seed or 0
         learner = make_learner(dataclasses.replace(config, algo="actor_critic"), [seed])
-        assert learner.critic is not None
+        assert isinstance(learner.critic, Critic)
         return learner.policy, learner.critic, seed
     directory = run_directory(args)
     policy, seeds = load_policy(directory, config)
@@ -255,7 +255,7 @@ def subject(args: Exact, config: RunConfig) -> "tuple[Policy, Critic, int]":
     critic = Critic(policy.task, ReplicaGenerator(seeds, "critic"), config.hidden)
     tensors, _ = load_checked(directory, config, None)
     trained = {name.removeprefix("critic."): t for name, t in tensors.items() if name.startswith("critic.")}
-    if trained:
+    if trained and config.choices.critic == "prompt":
         critic.load_state_dict(trained)
     k = seeds.index(seed)
     return replicated(policy, k, 1).double(), replicated(critic, k, 1).double(), seed

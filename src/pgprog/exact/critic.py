@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from pgprog.algorithms.advantages import gae
 from pgprog.exact.enumeration import Level, completions, expand, prefix_levels, value_and_gradient
 from pgprog.exact.scores import Walk, squared_norms, walk
 from pgprog.exact.values import objective_gradient, prefix_values
@@ -52,31 +53,6 @@ class Trajectories(NamedTuple):
     """Place of each token among the tokens of its level, prefix by prefix; 0 after the end."""
     truth: Float[Tensor, "D"]
     """grad J, over the task's own distribution of targets."""
-
-
-def gae(
-    rewards: Float[Tensor, "*B T"], values: Float[Tensor, "*B T"], mask: Bool[Tensor, "*B T"], gamma: float, lam: float
-) -> Float[Tensor, "*B T"]:
-    """Generalised advantage estimates of completions that end inside the batch, 0 where masked; no gradient of its own.
-
-        delta_t = r_t + gamma V(s_t+1) - V(s_t),        A_t = delta_t + gamma lambda A_t+1
-
-    lambda = 1 gives G_t - V(s_t), lambda = 0 the TD error delta_t. V after the last token is 0.
-
-    Args:
-        values: V(s_t), before token t.
-
-    Paper: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Bias: none at gamma = lambda = 1, or where V is exact
-    (lambda, any; gamma = 1); else that of V, less as lambda grows.
-    """
-    rewards, values = torch.where(mask, rewards, 0), torch.where(mask, values, 0)
-    A, after = torch.zeros_like(rewards[..., 0]), torch.zeros_like(rewards[..., 0])
-    found: list[Tensor] = []
-    for t in reversed(range(rewards.shape[-1])):
-        A = rewards[..., t] + gamma * after - values[..., t] + gamma * lam * A
-        after = values[..., t]
-        found.insert(0, A)
-    return torch.where(mask, torch.stack(found, -1), 0)
 
 
 def trajectories(policy: Policy, targets: Int[Tensor, "P"], replica: int = 0) -> Trajectories:

@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.optim import SGD
 
-from pgprog.algorithms import TRAIN_STEPS, actor_critic, grpo, ppo, reinforce, rloo
+from pgprog.algorithms import actor_critic, grpo, ppo, reinforce, rloo
+from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.algorithms.update import Advantage, update
 from pgprog.errors import UsageError
 from pgprog.exact.blackbox import replicated

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgprog.algorithms.advantages import batch_mean, leave_one_out
+from pgprog.algorithms.advantages import batch_mean, gae, leave_one_out
 from pgprog.algorithms.objectives import policy_gradient_loss
 from pgprog.env import DigitSum
 from pgprog.exact.blackbox import Moments, black_box_moments, weighted_scores
-from pgprog.exact.critic import gae
 from pgprog.exact.enumeration import completions
 from pgprog.exact.values import prefix_values
 from pgprog.noise import ReplicaGenerator

@@ -13,8 +13,8 @@ import numpy as np
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
 from pgprog.experiment.config import LADDER, TITLES, CompareConfig, RunConfig
-from pgprog.experiment.executor import Job, Progress, run_jobs
-from pgprog.experiment.gradients import GradientNoise, gradient_noise, ratio_of_single_successes
+from pgprog.experiment.executor import Job, Measurement, Progress, run_jobs
+from pgprog.experiment.gradients import GradientNoise, ratio_of_single_successes
 from pgprog.experiment.loop import EVALUATION_COMPLETIONS, Result
 from pgprog.stats import bootstrap_mean, percentile_coverage
 
@@ -81,11 +81,13 @@ def compare(
     workers: int,
     checkpoint_every: int,
     on_progress: Callable[[Progress], None],
+    on_idle: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary.
 
     Runs that stand finished in the directory are not repeated, others are gone on with. Ctrl-C ends the comparison with
-    what was reached, saved and marked as interrupted. ``head`` (command, time, versions) opens the summary.
+    what was reached, saved and marked as interrupted. ``head`` (command, time, versions) opens the summary;
+    ``on_idle``, see ``run_jobs``.
     """
     main, equal, budget = plan(config, directory)
     outcome = Outcome()
@@ -93,12 +95,13 @@ def compare(
         assert job.directory is not None
         job.directory.mkdir(parents=True, exist_ok=True)
         rundir.write_json(job.directory / rundir.CONFIG, job.config.as_dict() | {"seeds": list(job.seeds)})
+    noise = [Measurement(job.name, job.config) for job in main]
     try:
-        for job in main:
-            outcome.noise[job.name] = gradient_noise(job.config)
-        for job, result in run_jobs([*main, *equal], workers, checkpoint_every, on_progress):
-            algo = job.config.algo
-            (outcome.equal if job.name.endswith(EQUAL) else outcome.main)[algo] = result
+        for done, result in run_jobs([*noise, *main, *equal], workers, checkpoint_every, on_progress, on_idle):
+            if isinstance(done, Measurement):
+                outcome.noise[done.name] = result
+            else:
+                (outcome.equal if done.name.endswith(EQUAL) else outcome.main)[done.config.algo] = result
     except KeyboardInterrupt:
         outcome.interrupted = True
     for job in main:
@@ -113,6 +116,7 @@ def compare(
 def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str, Any]:
     """Everything that a comparison has to say, for machines and for the tables."""
     reached = [algo for algo in config.algos if algo in outcome.main]
+    measured = [algo for algo in config.algos if algo in outcome.noise]
     return {
         "interrupted": outcome.interrupted,
         "config": dataclasses.asdict(config) | {"group_steps": config.steps_of("grpo")},
@@ -120,7 +124,7 @@ def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str,
         "equal_rollouts": budget,
         "algorithms": {algo: algorithm_summary(config, outcome, algo) for algo in reached},
         "paired_differences": [paired(a, b, outcome) for a, b in pairwise(reached)],
-        "gradient_noise": {algo: noise.as_dict() for algo, noise in outcome.noise.items()},
+        "gradient_noise": {algo: outcome.noise[algo].as_dict() for algo in measured},
         "notes": notes(config, outcome),
     }
 

@@ -1,16 +1,25 @@
 """What a run is made from, as typed data; free of torch, so that ``--help`` answers at once."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import tyro
+
+from pgprog.algorithms.recipes import LADDER_RECIPES, RECIPES, Recipe, find
 from pgprog.errors import UsageError, choose
 
-LADDER = ("reinforce", "actor_critic", "ppo", "rloo", "grpo")
-TITLES = {"reinforce": "REINFORCE", "actor_critic": "Actor-Critic", "ppo": "PPO", "rloo": "RLOO", "grpo": "GRPO"}
-GROUP_METHODS = ("rloo", "grpo")
-CRITIC_METHODS = ("actor_critic", "ppo")
+LADDER = tuple(recipe.name for recipe in LADDER_RECIPES)
+TITLES = {name: recipe.title for name, recipe in RECIPES.items()}
+GROUP_METHODS = tuple(name for name in LADDER if RECIPES[name].sampling.group)
+CRITIC_METHODS = tuple(name for name in LADDER if RECIPES[name].critic != "none")
+PPO_ONLY = {
+    "ppo_epochs": "sampling.epochs",
+    "clip": "constraint.clip_low and constraint.clip_high",
+    "raw_advantages": "advantage.whiten",
+    "ratio_level": "constraint.ratio",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +42,13 @@ class Settings:
     prompts: int = 64
     """Prompts drawn per step, the same number for every algorithm."""
     group_size: int = 8
-    """Completions of each prompt, for rloo and grpo."""
+    """Completions of each prompt, where completions of one prompt are compared (rloo, grpo, ...)."""
     hidden: int = 64
     """Hidden units of the policy, and of the critic."""
     lr: float = 6e-3
-    """Learning rate of Adam, decayed linearly to 0; ppo divides it by its epochs."""
+    """Learning rate of Adam, decayed linearly to 0; divided by the gradient steps on each batch (ppo: its epochs)."""
     group_lr_factor: float = 5 / 3
-    """rloo and grpo multiply --lr by it: their batches are larger and fewer."""
+    """Group methods (rloo, grpo, ...) multiply --lr by it: their batches are larger and fewer."""
     critic_lr: float = 1e-2
     """Learning rate of the critic, decayed likewise."""
     entropy_coef: float = 0.02
@@ -50,7 +59,7 @@ class Settings:
     ppo_epochs: int = 4
     """Gradient steps of ppo on each batch."""
     ppo_entropy_factor: float = 2.5
-    """ppo multiplies --entropy-coef by it: its advantages are z-scored, so several times larger."""
+    """Multiplies --entropy-coef where advantages are standardised over the batch (ppo, ...): they are larger."""
     clip: float = 0.2
     """ppo keeps its ratio within 1 - clip and 1 + clip."""
     raw_advantages: bool = False
@@ -59,6 +68,8 @@ class Settings:
     """Lesson: "sequence" clips the product of a completion's ratios."""
     undivided_lr: bool = False
     """Lesson: ppo at the full learning rate in each of its epochs."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Change one choice of the recipe, as in constraint.clip_high=0.28; may be given several times."""
 
     dtype: Literal["float32", "float64"] = "float32"
     """Floating point of parameters and rewards."""
@@ -70,6 +81,8 @@ class Which:
 
     algo: str = "grpo"
     """One of reinforce, actor_critic, ppo, rloo, grpo."""
+    recipe: str | None = None
+    """Any named algorithm or library default, in place of --algo: see pgprog recipes."""
     steps: int = 400
     """Batches to learn from."""
     advantage: str | None = None
@@ -81,9 +94,22 @@ class RunConfig(Settings, Which):
     """One run: everything that its result depends on, but for its seeds."""
 
     @property
+    def name(self) -> str:
+        """Of the recipe, or of the rung."""
+        return self.recipe or self.algo
+
+    @property
+    def choices(self) -> Recipe:
+        """The point of the design space that is trained; raises UsageError where there is none."""
+        if self.recipe is not None:
+            return find(self.recipe, self.set)
+        rung = find(choose("algorithm", self.algo, LADDER))
+        return replace(rung, sampling=replace(rung.sampling, epochs=self.ppo_epochs)) if self.algo == "ppo" else rung
+
+    @property
     def completions(self) -> int:
         """G, completions per prompt."""
-        return self.group_size if self.algo in GROUP_METHODS else 1
+        return self.group_size if self.choices.sampling.group else 1
 
     @property
     def rollouts_per_step(self) -> int:
@@ -92,34 +118,37 @@ class RunConfig(Settings, Which):
     @property
     def policy_lr(self) -> float:
         """The learning rate that this algorithm starts with."""
-        if self.algo in GROUP_METHODS:
-            return self.lr * self.group_lr_factor
-        return self.lr / self.ppo_epochs if self.algo == "ppo" and not self.undivided_lr else self.lr
+        lr = self.lr * self.group_lr_factor if self.choices.sampling.group else self.lr
+        return lr if self.undivided_lr else lr / self.choices.gradient_steps
 
     @property
     def policy_entropy_coef(self) -> float:
         """The entropy coefficient that this algorithm starts with."""
-        return self.entropy_coef * self.ppo_entropy_factor if self.algo == "ppo" else self.entropy_coef
+        standardised = self.choices.advantage.whiten != "none"
+        return self.entropy_coef * self.ppo_entropy_factor if standardised else self.entropy_coef
 
     def exceptions(self) -> list[str]:
         """Where this run departs from the shared settings, each with its reason."""
-        said = []
-        if self.algo == "ppo" and not self.undivided_lr:
-            said.append(f"lr {self.lr:g} / {self.ppo_epochs} epochs = {self.policy_lr:g}: k epochs move k steps")
-        if self.algo == "ppo" and self.policy_entropy_coef != self.entropy_coef:
+        said, recipe, lr = [], self.choices, self.lr
+        if recipe.sampling.group and self.group_lr_factor != 1:
+            lr *= self.group_lr_factor
+            said.append(
+                f"lr {self.lr:g} x {self.group_lr_factor:.3g} = {lr:g}: "
+                f"{self.group_size} times the rollouts in a batch, and fewer batches"
+            )
+        if (steps := recipe.gradient_steps) > 1 and not self.undivided_lr:
+            kind = "epochs" if recipe.sampling.minibatches == 1 else "gradient steps on a batch"
+            said.append(f"lr {lr:g} / {steps} {kind} = {self.policy_lr:g}: k {kind.split(' on')[0]} move k steps")
+        if self.policy_entropy_coef != self.entropy_coef:
             said.append(
                 f"entropy coefficient {self.entropy_coef:g} x {self.ppo_entropy_factor:g} = "
                 f"{self.policy_entropy_coef:g}: z-scored advantages are several times larger"
             )
-        if self.algo in GROUP_METHODS and self.group_lr_factor != 1:
-            said.append(
-                f"lr {self.lr:g} x {self.group_lr_factor:.3g} = {self.policy_lr:g}: "
-                f"{self.group_size} times the rollouts in a batch, and fewer batches"
-            )
         return said
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As it is written to JSON."""
+        return asdict(self) | {"set": list(self.set)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +157,8 @@ class Contenders:
 
     algos: tuple[str, ...] = LADDER
     """Which algorithms, in the order of the ladder."""
+    recipes: tuple[str, ...] = ()
+    """Named algorithms and library defaults, in place of --algos: see pgprog recipes."""
     seeds: int = 5
     """How many: seeds 0, 1, ... are trained side by side."""
     first_seed: int = 0
@@ -135,7 +166,7 @@ class Contenders:
     steps: int = 1500
     """Batches of the algorithms with one completion per prompt."""
     group_steps: int | None = None
-    """Batches of rloo and grpo, which sample more per batch [default: 4/15 of --steps]."""
+    """Batches of group methods (rloo, grpo, ...), which sample more per batch [default: 4/15 of --steps]."""
     equal_rollouts: int | None = None
     """Rollouts of the second comparison, where all pay the same [default: those of the cheapest algorithm]."""
 
@@ -144,21 +175,32 @@ class Contenders:
 class CompareConfig(Settings, Contenders):
     """A comparison."""
 
-    def steps_of(self, algo: str) -> int:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what is compared."""
+        return self.recipes or self.algos
+
+    def steps_of(self, name: str) -> int:
         """How many batches an algorithm gets."""
-        if algo not in GROUP_METHODS:
+        if not self.run_config(name, 1).choices.sampling.group:
             return self.steps
         return max(1, round(self.steps * 4 / 15)) if self.group_steps is None else self.group_steps
 
-    def run_config(self, algo: str, steps: int) -> RunConfig:
+    def run_config(self, name: str, steps: int) -> RunConfig:
         """The run of one algorithm; raises UsageError where it cannot be."""
-        shared = {name: getattr(self, name) for name in Settings.__dataclass_fields__}
-        return validate(RunConfig(**shared, algo=algo, steps=steps))
+        shared = {field: getattr(self, field) for field in Settings.__dataclass_fields__}
+        which: dict[str, Any] = {"recipe": name} if self.recipes else {"algo": name}
+        return validate(RunConfig(**shared, **which, steps=steps))
 
 
 def validate(config: RunConfig) -> RunConfig:
     """Return the configuration, or raise UsageError for the first value that cannot be run."""
-    choose("algorithm", config.algo, LADDER)
+    recipe = config.choices
+    if config.recipe is None and config.set:
+        raise UsageError(f"--set {config.set[0]} changes a recipe: give --recipe {config.algo} in place of --algo")
+    for name, choice in PPO_ONLY.items() if config.recipe is not None else ():
+        if getattr(config, name) != getattr(RunConfig, name):
+            raise UsageError(f"{_flag(name)} is of --algo ppo: with --recipe, --set {choice} does that")
     at_least = {"steps": 1, "seq_len": 1, "digits": 2, "prompts": 1, "hidden": 1, "ppo_epochs": 1}
     for name, least in at_least.items():
         if (value := getattr(config, name)) < least:
@@ -174,15 +216,22 @@ def validate(config: RunConfig) -> RunConfig:
         raise UsageError(f"--ppo-entropy-factor {config.ppo_entropy_factor:g} is out of range: give 0 or more")
     if not 0 < config.clip < 1:
         raise UsageError(f"--clip {config.clip:g} is out of range: the ratio is kept near 1, give 0 < clip < 1")
-    if config.algo in GROUP_METHODS and config.group_size < 2:
+    if recipe.sampling.group and config.group_size < 2:
         raise UsageError(
-            f"--group-size {config.group_size} with {config.algo}: it compares completions of one prompt, "
+            f"--group-size {config.group_size} with {config.name}: it compares completions of one prompt, "
             "give 2 or more, or take reinforce"
         )
-    if config.algo in ("reinforce", "ppo") and config.prompts < 2 and config.advantage is None:
+    against_batch = recipe.advantage.baseline in ("batch_mean", "optimal_constant")
+    against_batch = against_batch or recipe.advantage.whiten == "sequences"
+    if against_batch and config.rollouts_per_step < 2 and config.advantage is None:
         raise UsageError(
-            f"--prompts 1 with {config.algo}: its advantage is measured against the batch, and 0 in a batch of one; "
+            f"--prompts 1 with {config.name}: its advantage is measured against the batch, and 0 in a batch of one; "
             "give 2 or more"
+        )
+    if recipe.sampling.minibatches > config.prompts:
+        raise UsageError(
+            f"sampling.minibatches {recipe.sampling.minibatches} of {config.name} with --prompts {config.prompts}: "
+            "a part holds one prompt at least, give more prompts"
         )
     if (largest := (config.digits - 1) * config.seq_len) > MAX_TARGET:
         raise UsageError(
@@ -191,7 +240,8 @@ def validate(config: RunConfig) -> RunConfig:
         )
     if config.hidden > 8192:
         raise UsageError(f"--hidden {config.hidden} is too large: give 8192 or less")
-    if (states := config.rollouts_per_step * config.seq_len * config.hidden) > MAX_HIDDEN_STATES:
+    states = config.rollouts_per_step * config.seq_len * config.hidden * recipe.sampling.dynamic
+    if states > MAX_HIDDEN_STATES:
         raise UsageError(
             f"a step of {config.prompts} prompts x {config.completions} completions x {config.seq_len} tokens x "
             f"{config.hidden} hidden units is {states:.3g} numbers, over {MAX_HIDDEN_STATES:.3g}: give less of one"

@@ -1,5 +1,7 @@
 """Independent jobs on the machine's cores: one process and one thread each."""
 
+import ctypes
+import math
 import multiprocessing as mp
 import os
 import queue
@@ -32,6 +34,14 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """The gradient noise of a run's algorithm, under the run's name."""
+
+    name: str
+    config: RunConfig
+
+
+@dataclass(frozen=True)
 class Progress:
     """Where a job is."""
 
@@ -41,9 +51,16 @@ class Progress:
 
 
 def run_jobs(
-    jobs: Sequence[Job], workers: int, checkpoint_every: int, on_progress: Callable[[Progress], None]
-) -> Iterator[tuple[Job, Any]]:
-    """Run the jobs, longest first, and yield each with its Result as it ends.
+    jobs: Sequence[Job | Measurement],
+    workers: int,
+    checkpoint_every: int,
+    on_progress: Callable[[Progress], None],
+    on_idle: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[Job | Measurement, Any]]:
+    """Do the jobs and yield each, as it ends, with its Result or GradientNoise.
+
+    Measurements come first: they are short, so Ctrl-C leaves none out once a run has begun. Then runs, longest first.
+    ``on_idle`` is called once, when the last jobs leave a worker's core to this process.
 
     Ctrl-C asks the running jobs to stop where they are: they save and are yielded with what they reached, jobs that
     have not started are dropped, and KeyboardInterrupt is raised at the end. Exceptions of a job are raised here, after
@@ -52,34 +69,42 @@ def run_jobs(
     context = mp.get_context("spawn")
     stop, reports = context.Event(), context.Queue()
     shared = (stop, reports, os.getpid())
-    with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=shared) as pool:
-        waiting: dict[Future[Any], Job] = {
-            pool.submit(_run, job, checkpoint_every): job for job in sorted(jobs, key=_cost, reverse=True)
-        }
-        with stop_on_interrupt(stop.set) as interrupted:
-            try:
-                while waiting:
-                    done, _ = wait(waiting, timeout=REPORT_EVERY, return_when=FIRST_COMPLETED)
-                    for progress in _drain(reports):
-                        on_progress(progress)
-                    if interrupted:
-                        for future in [f for f in waiting if f.cancel()]:
-                            del waiting[future]
-                    for future in done & waiting.keys():
-                        yield waiting.pop(future), future.result()
-            except BaseException as error:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                if isinstance(error, BrokenProcessPool):
-                    raise UsageError(
-                        "a worker process was killed, perhaps for want of memory: use --resume, or fewer --workers"
-                    ) from error
-                raise
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=shared)
+    waiting: dict[Future[Any], Job | Measurement] = {
+        pool.submit(_do, job, checkpoint_every): job for job in sorted(jobs, key=_cost, reverse=True)
+    }
+    with stop_on_interrupt(stop.set) as interrupted:
+        try:
+            idle = False
+            while waiting:
+                done, _ = wait(waiting, timeout=REPORT_EVERY, return_when=FIRST_COMPLETED)
+                for progress in _drain(reports):
+                    on_progress(progress)
+                if interrupted:
+                    for future in [f for f in waiting if f.cancel()]:
+                        del waiting[future]
+                for future in done & waiting.keys():
+                    yield waiting.pop(future), future.result()
+                if not idle and len(waiting) < workers:
+                    idle = True
+                    on_idle()
+        except BaseException as error:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise UsageError(
+                    "a worker process was killed, perhaps for want of memory: use --resume, or fewer --workers"
+                ) from error
+            raise
+    pool.shutdown(wait=False)  # a process with torch takes a second to end: nobody needs to wait for that
     if interrupted:
         raise KeyboardInterrupt
 
 
-def _cost(job: Job) -> int:
+def _cost(job: Job | Measurement) -> float:
+    """How long a job takes, in some unit; only the order matters."""
+    if isinstance(job, Measurement):
+        return math.inf
     epochs = job.config.ppo_epochs if job.config.algo == "ppo" else 1
     return job.config.steps * job.config.rollouts_per_step * epochs + job.config.steps * 64
 
@@ -109,6 +134,21 @@ def _drain(reports: Any) -> Iterator[Progress]:
             return
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep up to a gigabyte that it has freed, where the C library is glibc; elsewhere do nothing.
+
+    A step frees its tensors and the next one allocates the same sizes again. By default the C library would hand the
+    large ones back to the kernel each time, which then clears every page of them anew.
+    """
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # musl and macOS have no mallopt, Windows no CDLL(None)
+        return
+    mallopt(M_MMAP_THRESHOLD, 2**30)
+    mallopt(M_TRIM_THRESHOLD, 2**30)
+
+
 _worker: dict[str, Any] = {}
 
 
@@ -117,6 +157,7 @@ def _start_worker(stop: Any, reports: Any, parent: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and says when to stop
     torch.set_num_threads(1)
+    keep_freed_memory()
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
     _worker.update(stop=stop, reports=reports)
 
@@ -128,10 +169,13 @@ def _die_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(job: Job, checkpoint_every: int) -> Any:
+def _do(job: Job | Measurement, checkpoint_every: int) -> Any:
     from pgprog.experiment import rundir
+    from pgprog.experiment.gradients import gradient_noise
     from pgprog.experiment.loop import run
 
+    if isinstance(job, Measurement):
+        return gradient_noise(job.config)
     last = 0.0
 
     def on_step(step: int, metrics: dict[str, Any]) -> None:

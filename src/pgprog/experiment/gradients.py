@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import SGD
 
-from pgprog.algorithms import TRAIN_STEPS
+from pgprog.algorithms.recipes import at_first_gradient
 from pgprog.experiment.config import RunConfig
 from pgprog.experiment.learner import make_learner
-from pgprog.experiment.loop import step_options
+from pgprog.experiment.loop import step_options, train_step_of
 from pgprog.noise import ReplicaGenerator
 
 
@@ -67,15 +67,17 @@ def gradients(config: RunConfig, resamples: int, rollouts: int, policy_seed: int
     """The policy's gradient (of J, not of the loss) in each resample, in float64."""
     learner = make_learner(config, [policy_seed] * resamples)
     parameters = list(learner.policy.parameters())
-    options = step_options(config, learner.critic) | {
+    options = step_options(config, learner) | {
         "prompts": prompts_for(config, rollouts),
         "entropy_coef": 0.0,
         "max_grad_norm": float("inf"),
     }
-    if config.algo == "ppo":
+    if config.recipe is not None:
+        options["recipe"] = at_first_gradient(config.choices)
+    elif config.algo == "ppo":
         options["epochs"] = 1  # where every ratio is 1
     still = SGD([*parameters, *(learner.critic.parameters() if learner.critic else ())], lr=0.0)
-    TRAIN_STEPS[config.algo](learner.policy, still, ReplicaGenerator(range(resamples), "resample"), **options)
+    train_step_of(config)(learner.policy, still, ReplicaGenerator(range(resamples), "resample"), **options)
     return -torch.cat([p.grad.flatten(1) for p in parameters if p.grad is not None], dim=1).double()
 
 

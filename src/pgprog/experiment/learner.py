@@ -11,20 +11,25 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
+from pgprog.algorithms.sampling import Past, copy_of
 from pgprog.env import DigitSum
 from pgprog.errors import UsageError, said
 from pgprog.experiment import rundir
-from pgprog.experiment.config import CRITIC_METHODS, RunConfig, Settings
+from pgprog.experiment.config import RunConfig, Settings
 from pgprog.noise import ReplicaGenerator
-from pgprog.policy import Critic, Policy
+from pgprog.policy import Critic, Policy, PrefixCritic
 
 
 class Learner(NamedTuple):
-    """Policy, critic and optimiser."""
+    """Policy, critic and optimiser, and the frozen policies that a recipe may want."""
 
     policy: Policy
-    critic: Critic | None
+    critic: Critic | PrefixCritic | None
     optimizer: Adam
+    reference: Policy | None = None
+    """The initial policy: it follows from the seeds, so no checkpoint holds it."""
+    past: Past | None = None
+    """Parameters of earlier updates."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,18 @@ def make_task(config: Settings) -> DigitSum:
 
 def make_learner(config: RunConfig, seeds: Sequence[int]) -> Learner:
     """Fresh policies, critics and their optimiser; replica k depends on seeds[k] alone."""
-    task, dtype = make_task(config), getattr(torch, config.dtype)
+    task, dtype, recipe = make_task(config), getattr(torch, config.dtype), config.choices
     policy = Policy(task, ReplicaGenerator(seeds, "init"), config.hidden, dtype)
+    policy.temperature = recipe.sampling.temperature
     critic = None
     groups = [{"params": list(policy.parameters()), "lr": config.policy_lr}]
-    if config.algo in CRITIC_METHODS:
-        critic = Critic(task, ReplicaGenerator(seeds, "critic"), config.hidden, dtype)
+    if recipe.critic != "none":
+        kind = Critic if recipe.critic == "prompt" else PrefixCritic
+        critic = kind(task, ReplicaGenerator(seeds, "critic"), config.hidden, dtype)
         groups.append({"params": list(critic.parameters()), "lr": config.critic_lr})
-    return Learner(policy, critic, Adam(groups))
+    reference = copy_of(policy) if recipe.reference else None
+    past = Past(policy, recipe.sampling.age) if recipe.sampling.age > 0 else None
+    return Learner(policy, critic, Adam(groups), reference, past)
 
 
 def named_tensors(learner: Learner) -> dict[str, Tensor]:
@@ -74,6 +83,8 @@ def named_tensors(learner: Learner) -> dict[str, Tensor]:
     tensors = {f"policy.{name}": p.detach() for name, p in learner.policy.named_parameters()}
     if learner.critic is not None:
         tensors |= {f"critic.{name}": p.detach() for name, p in learner.critic.named_parameters()}
+    if learner.past is not None:
+        tensors |= {f"past.{name}": tensor for name, tensor in learner.past.named_tensors().items()}
     for index, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     return tensors

@@ -11,15 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pgprog.algorithms import TRAIN_STEPS, ppo
+from pgprog.algorithms import from_recipe, ppo
+from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.algorithms.update import Metrics
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
-from pgprog.experiment.config import GROUP_METHODS, RunConfig
+from pgprog.experiment.config import RunConfig
 from pgprog.experiment.learner import Learner, Progress, make_learner, restore, save
 from pgprog.experiment.user_advantage import load_advantage
 from pgprog.noise import ReplicaGenerator
-from pgprog.policy import Critic, Policy
+from pgprog.policy import Policy
 
 EVALUATION_COMPLETIONS = 256
 CHECKPOINT_EVERY = 100
@@ -46,19 +47,26 @@ class Result:
     success_by_target: list[list[float]]
 
 
-def step_options(config: RunConfig, critic: Critic | None) -> dict[str, Any]:
-    """The arguments of the algorithm's ``train_step`` that stay the same through a run."""
+def train_step_of(config: RunConfig) -> Callable[..., Metrics]:
+    """The rung's own step, or that of any recipe."""
+    return TRAIN_STEPS[config.algo] if config.recipe is None else from_recipe.train_step
+
+
+def step_options(config: RunConfig, learner: Learner) -> dict[str, Any]:
+    """The arguments of ``train_step_of`` that stay the same through a run."""
     options: dict[str, Any] = {"prompts": config.prompts, "max_grad_norm": config.max_grad_norm}
-    if config.algo in GROUP_METHODS:
+    if config.choices.sampling.group:
         options["group_size"] = config.group_size
-    if critic is not None:
-        options["critic"] = critic
-    if config.algo == "ppo":
-        options |= {"epochs": config.ppo_epochs, "clip": config.clip, "ratio_level": config.ratio_level}
-        if config.raw_advantages:
-            options["advantage"] = ppo.raw_advantage
+    if learner.critic is not None:
+        options["critic"] = learner.critic
     if config.advantage is not None:
         options["advantage"] = load_advantage(config.advantage)
+    if config.recipe is not None:
+        return options | {"recipe": config.choices, "reference": learner.reference, "past": learner.past}
+    if config.algo == "ppo":
+        options |= {"epochs": config.ppo_epochs, "clip": config.clip, "ratio_level": config.ratio_level}
+        if config.raw_advantages and config.advantage is None:
+            options["advantage"] = ppo.raw_advantage
     return options
 
 
@@ -86,14 +94,14 @@ def run(
             checkpoint that does not fit; a directory that cannot be written. The last checkpoint stays.
     """
     learner = make_learner(config, seeds)
-    options = step_options(config, learner.critic)
+    options = step_options(config, learner)
     progress = Progress(0, [0] * len(seeds), 0.0)
     if directory is not None:
         progress = restore(directory, config, seeds, learner) or progress
         if (finished := finished_result(directory, config, seeds)) is not None:
             return finished
         rundir.cut_rows(directory / rundir.METRICS, progress.step)
-    generator = ReplicaGenerator(seeds, "train")
+    generator, train_step = ReplicaGenerator(seeds, "train"), train_step_of(config)
     rates = base_rates(config, learner)
     started = time.perf_counter() - progress.wall_seconds
     try:
@@ -103,7 +111,7 @@ def run(
                 for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * left
                 generator.seek(progress.step)
-                metrics = TRAIN_STEPS[config.algo](
+                metrics = train_step(
                     learner.policy,
                     learner.optimizer,
                     generator,
