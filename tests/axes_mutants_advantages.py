@@ -55,7 +55,7 @@ ADVANTAGE_MUTANTS = [
         "batch_scaled without its guard", ADVANTAGES, "torch.where((std != 0) & valid,", "torch.where(valid,", GROUP
     ),
     Mutant(
-        "batch_scaled has eps 1e-6",
+        "batch_scaled has another eps",
         ADVANTAGES,
         "ddof: int = 1, eps: float = 1e-4",
         "ddof: int = 1, eps: float = 1e-5",

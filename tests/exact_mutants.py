@@ -393,7 +393,13 @@ EXACT_MUTANTS = [
         'ReplicaGenerator(seeds, "train")',
         "test_exact_command.py",
     ),
-    Mutant("the run's critic is forgotten", COMMANDS, "    if trained:\n", "    if False:\n", "test_exact_command.py"),
+    Mutant(
+        "the run's critic is forgotten",
+        COMMANDS,
+        '    if trained and config.choices.critic == "prompt":\n',
+        "    if False:\n",
+        "test_exact_command.py",
+    ),
     Mutant(
         "process rewards on the binary path",
         COMMANDS,

@@ -293,9 +293,9 @@ def test_equal_norms_give_the_mean(norm):
 
 
 def test_norms_of_very_unequal_size_leave_the_others_exact():
-    """sum - own would leave 0 or 2 of the others' 1 + 1 beside 1e16."""
-    r, norms = torch.tensor([[1.0, 0.5, 0.25]]), torch.tensor([[1e16, 1.0, 1.0]])
-    close(optimal_constant(r, norms, leave_own_out=True)[0, 0], 1 - 0.375)
+    """sum - own would leave 0 of the others' 1 + 3 beside 1e20."""
+    r, norms = torch.tensor([[1.0, 0.5, 0.25]]), torch.tensor([[1e20, 1.0, 3.0]])
+    close(optimal_constant(r, norms, leave_own_out=True)[0, 0], 1 - (0.5 + 3 * 0.25) / 4)
 
 
 def test_norms_are_one_per_completion_finite_and_not_negative():

@@ -208,6 +208,7 @@ def reward_to_go(
 
     Paper: Sutton, McAllester, Singh & Mansour 1999. Bias: none at gamma = 1, token t being paid for what comes after
     it; below 1, E[sum_t G_t s_t] is not the gradient of J, nor of the discounted J, which has gamma^t G_t.
+    Raises: ValueError for shapes that differ, an unmasked reward that is NaN or infinite, gamma outside 0 to 1.
     Parity: verl's reinforce_plus_plus before it whitens (0.9.1; slime and OpenRLHF discount masked tokens too).
     """
     _check_discounts(gamma=gamma)
@@ -217,6 +218,7 @@ def reward_to_go(
 def at_last_token(rewards: Float[Tensor, "*K P G"], mask: Bool[Tensor, "*K P G T"]) -> Float[Tensor, "*K P G T"]:
     """An outcome as a reward per token: r at the last unmasked token, 0 elsewhere; a fully masked row has none at all.
 
+    Raises: ValueError where the mask is not one of these completions' tokens.
     Parity: slime and OpenRLHF. verl writes it at the last position, where a mask that ends earlier loses it.
     """
     _check_mask(rewards, mask)
@@ -247,6 +249,7 @@ def gae(
 
     Paper: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Bias: none at gamma = lambda = 1, or where V is exact
     (lambda, any; gamma = 1); else that of V, less as lambda grows.
+    Raises: ValueError as ``reward_to_go`` does. V may be anything: a critic that has diverged spoils its own replica.
     Parity: verl's compute_gae_advantage_return before it whitens; slime and OpenRLHF where the mask has no hole. The
     critic's target there is A + V.
     """
@@ -284,6 +287,7 @@ def whiten(
     Bias: mean and var hold the sample; as the batch grows a constant is subtracted, which is harmless, and all is
     divided by a constant, which is a scale.
     Edge: equal advantages 0, with eps = 0 too; one token 0; no token 0; a NaN stays with its own replica.
+    Raises: ValueError for shapes that differ, ddof other than 0 and 1, eps below 0.
     Parity: verl's masked_whiten, slime's distributed_masked_whiten and TRL's PPO; OpenRLHF has ddof 0 and the floor.
     """
     A = _centred(_check_tokens(advantages, mask, finite=False), mask, (-3, -2, -1))

@@ -113,8 +113,9 @@ def restore(directory: Path, config: RunConfig, seeds: Sequence[int], learner: L
         return None
     tensors, metadata = load_checked(directory, config, seeds)
     parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    for p in parameters:
-        p.grad = torch.zeros_like(p)
+    for index, p in enumerate(parameters):
+        # A trust region moves the policy without the optimiser, which then has nothing on it.
+        p.grad = torch.zeros_like(p) if f"optimizer.{index}.step" in tensors else None
     learner.optimizer.step()  # makes the optimiser's tensors, to be written over
     learner.optimizer.zero_grad()
     fill(named_tensors(learner), tensors, path)
