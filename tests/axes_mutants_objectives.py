@@ -135,12 +135,6 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
     ),
     planted("mean ratio is the product", 'if ratio_level == "sequence_mean":', "if False:", "C6, A7"),
     planted(
-        "mean ratio of nothing is NaN",
-        "log_ratio / mask.sum(-1, keepdim=True).clamp(min=1)",
-        "log_ratio / mask.sum(-1, keepdim=True)",
-        "A3",
-    ),
-    planted(
         "dual clip where A > 0 too",
         "torch.where(A < 0, torch.maximum(objective, dual_clip * A), objective)",
         "torch.maximum(objective, dual_clip * A)",
@@ -256,18 +250,6 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
         "NaN in masked log-probabilities reaches the KL's gradient",
         "logprobs, ref_logprobs = torch.where(mask, logprobs, 0), torch.where(mask, ref_logprobs, 0)",
         "ref_logprobs = torch.where(mask, ref_logprobs, 0)",
-        "A3",
-    ),
-    planted(
-        "NaN in the masked reference reaches the KL's gradient",
-        "torch.where(mask, logprobs, 0), torch.where(mask, ref_logprobs, 0)",
-        "torch.where(mask, logprobs, 0), ref_logprobs",
-        "A3",
-    ),
-    planted(
-        "NaN in masked old ones reaches the KL's gradient",
-        "old_logprobs = torch.where(mask, old_logprobs, 0)",
-        "pass",
         "A3",
     ),
     planted("the KL's weights are dropped", "limit=limit), mask, weights)", "limit=limit), mask, None)", "E5, M10"),

@@ -780,6 +780,15 @@ def test_mean_ratio_is_the_geometric_mean_of_the_tokens_that_count():
         close(gradient(surrogate.loss, logprobs)[0], [[[exact / 3, exact / 3, exact / 3, 0.0]]])
 
 
+def test_mean_ratio_at_one_has_the_gradient_of_the_sequence_mean():
+    """GSPO's first step: A / (|o| N) at each token, as ``policy_gradient_loss`` with those weights."""
+    logprobs = leaf(batch(0))
+    ours = clipped_surrogate(logprobs, logprobs, BATCH_A, BATCH_MASK, ratio_level="sequence_mean").loss
+    w = token_weights(BATCH_MASK, "sequence_mean")
+    plain = policy_gradient_loss(logprobs, BATCH_A, BATCH_MASK, weights=w)
+    close(gradient(ours, logprobs)[0], gradient(plain, logprobs)[0], rtol=1e-15)
+
+
 def test_old_log_probabilities_are_those_of_the_sampler_not_of_now():
     """public-faults C4: behaviour .5, current .8: 1.6; C1: A = [1, -1] at ratio 1: value 0, slopes -.5, .5."""
     logp, mask = leaf(torch.tensor([[[math.log(0.8)]]])), ones(1, 1, 1)
@@ -794,6 +803,36 @@ def test_old_log_probabilities_are_those_of_the_sampler_not_of_now():
         close(surrogate.loss, 0.0)
         close(surrogate.metrics["clip_frac"], 0.0)
         close(gradient(surrogate.loss, two)[0], [[[-0.5], [0.5]]])
+
+
+SURROGATES = {
+    "token": clipped_surrogate,
+    "sequence": lambda *x: clipped_surrogate(*x, ratio_level="sequence"),
+    "sequence_mean": lambda *x: clipped_surrogate(*x, ratio_level="sequence_mean"),
+    "dual_clip": lambda *x: clipped_surrogate(*x, dual_clip=1.5),
+    "cispo": lambda *x: cispo_surrogate(*x, low=0.8, high=1.2),
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_metrics_of_replicas_are_their_own(name):
+    x, old = batch(0, 2, 2), batch(0, 2, 2) + batch(1, 2, 2, scale=0.4)
+    a = batch(3, 2, 2)[..., 0].nan_to_num(0.5)
+    mask = BATCH_MASK.expand(2, 2, 4, 3, 5)
+    metrics = SURROGATES[name](x, old, a, mask).metrics
+    for i, j in itertools.product(range(2), range(2)):
+        for key, alone in SURROGATES[name](x[i, j], old[i, j], a[i, j], mask[i, j]).metrics.items():
+            close(metrics[key][i, j], alone)
+    for value in metrics.values():
+        assert value.shape == (2, 2) and len(value.unique()) > 1
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("shift", [-0.3, 0.3])
+def test_the_ratio_of_one_at_masked_places_is_no_extreme(name, shift):
+    x = batch(0)
+    metrics = SURROGATES[name](x + shift, x, BATCH_A, BATCH_MASK).metrics
+    assert (metrics["ratio_max"] < 1 or shift > 0) and (metrics["ratio_min"] > 1 or shift < 0)
 
 
 def test_dual_clip_bounds_one_bad_token_alone():

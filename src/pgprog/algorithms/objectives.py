@@ -50,7 +50,7 @@ def token_weights(
         length: of constant_length alone, positive.
 
     Returns:
-        w, in torch's default dtype; 0 where masked, everywhere if all is. Counts are of integers, so exact.
+        w, in float64, whatever it is multiplied with; 0 where masked, everywhere if all is. Counts are exact.
 
     Bias: sequence_sum keeps that of the advantage; constant_length is it over a constant. In the other three the
     denominator depends on what was sampled: sequence_mean weighs a long answer's token less (wrong ones grow).
@@ -69,30 +69,31 @@ def token_weights(
         raise ValueError(f"length {length} with aggregation {aggregation!r}: constant_length takes one, no other does")
     if length is not None and not 0 < length < math.inf:
         raise ValueError(f"length {length} is out of range: a loss is divided by it, give a positive number of tokens")
-    P, G = mask.shape[-3:-1]
+    (P, G), m = mask.shape[-3:-1], mask.double()
     match aggregation:
         case "sequence_sum":
-            return mask / (P * G)
+            return m / (P * G)
         case "sequence_mean":
-            return mask / (mask.sum(-1, keepdim=True).clamp(min=1) * (P * G))
+            return m / (mask.sum(-1, keepdim=True).clamp(min=1) * (P * G))
         case "token_mean":
-            return mask / mask.sum((-3, -2, -1), keepdim=True).clamp(min=1)
+            return m / mask.sum((-3, -2, -1), keepdim=True).clamp(min=1)
         case "prompt_token_mean":
-            return mask / (mask.sum((-2, -1), keepdim=True).clamp(min=1) * P)
+            return m / (mask.sum((-2, -1), keepdim=True).clamp(min=1) * P)
         case _:
             assert length is not None
-            return mask / (P * G * length)
+            return m / (P * G * length)
 
 
 def aggregate(per_token: Float[Tensor, "*K P G T"], weights: Float[Tensor, "*K P G T"]) -> Float[Tensor, "*K"]:
     """Tokens to a scalar: sum_it w_it l_it of each replica; where w is 0 nothing counts, NaN too.
 
-    Gradient flows to ``per_token`` alone: w_it. Raises ValueError where shapes differ or weights carry a gradient.
+    Gradient flows to ``per_token`` alone: w_it, in its dtype. Raises ValueError where shapes differ, or where weights
+    carry a gradient.
     """
     if weights.requires_grad:
         raise ValueError("the weights carry a gradient: they say what a token counts, as constants; detach them")
     _same_shape("values", per_token, weights, "weights")
-    return (weights * torch.where(weights != 0, per_token, 0)).sum(-1).sum((-2, -1))
+    return (weights.to(per_token.dtype) * torch.where(weights != 0, per_token, 0)).sum(-1).sum((-2, -1))
 
 
 def policy_gradient_loss(
