@@ -861,7 +861,7 @@ MUTANTS = [
     Mutant(
         "report: gradient noise in the order of arrival",
         "experiment/compare.py",
-        "[algo for algo in config.algos if algo in outcome.noise]",
+        "[algo for algo in config.names if algo in outcome.noise]",
         "list(outcome.noise)",
         "test_compare.py",
     ),

@@ -15,11 +15,12 @@ from torch.optim import SGD
 from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.cli import main
 from pgprog.experiment import rundir
-from pgprog.experiment.compare import EQUAL, plan
+from pgprog.experiment.compare import EQUAL, Outcome, plan, summarise
 from pgprog.experiment.config import LADDER, CompareConfig, RunConfig
-from pgprog.experiment.gradients import gradient_noise, gradients, ratio_of_single_successes
+from pgprog.experiment.executor import Job, Measurement, keep_freed_memory, run_jobs
+from pgprog.experiment.gradients import GradientNoise, gradient_noise, gradients, ratio_of_single_successes
 from pgprog.experiment.learner import make_learner
-from pgprog.experiment.loop import step_options
+from pgprog.experiment.loop import Result, step_options
 from pgprog.noise import ReplicaGenerator
 from test_run import wait_for
 
@@ -183,6 +184,7 @@ def test_ctrl_c_ends_compare_with_what_was_reached(tmp_path):
     summary = json.loads((out / rundir.SUMMARY).read_text())
     assert summary["interrupted"] is True
     assert "Interrupted" in printed
+    assert list(summary["gradient_noise"]) == ["grpo", "reinforce", "ppo"]
     for algo in ("reinforce", "ppo"):
         entry = summary["algorithms"][algo]
         assert 0 < entry["steps"] < entry["steps_planned"] == 100_000
@@ -192,14 +194,68 @@ def test_ctrl_c_ends_compare_with_what_was_reached(tmp_path):
 def test_ctrl_c_before_the_first_job_still_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     from pgprog.experiment import compare as comparison
 
-    def interrupted(config):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     out = tmp_path / "compare"
-    monkeypatch.setattr(comparison, "gradient_noise", interrupted)
+    monkeypatch.setattr(comparison, "run_jobs", interrupted)
     assert main(["compare", "--steps", "5", "--out", str(out)]) == 130
     assert f"pgprog compare --resume {out}" in " ".join(capsys.readouterr().out.split())
     assert json.loads((out / rundir.SUMMARY).read_text())["interrupted"] is True
+
+
+def test_a_run_without_a_step_is_not_reached(tmp_path, monkeypatch):
+    from pgprog.experiment import compare as comparison
+
+    config = CompareConfig(algos=("reinforce", "rloo"), seeds=1)
+
+    def stopped_at(steps):
+        def results(jobs, *_):
+            yield jobs[-2], Result(steps, 64 * steps, [320], 0.1, [0.5], [0.5], [[0.5]])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(comparison, "run_jobs", results)
+        summary = comparison.compare(
+            config, {}, tmp_path, workers=1, checkpoint_every=100, on_progress=lambda progress: None
+        )
+        assert summary["interrupted"] is True
+        return list(summary["algorithms"])
+
+    assert stopped_at(0) == []
+    assert stopped_at(1) == ["rloo"]
+
+
+def test_measurements_come_before_runs_and_the_end_is_told_of_once():
+    job = Job("run", RunConfig(steps=1, prompts=2, **SMALL), (0,), None)
+    measurement = Measurement("noise", replace(job.config, steps=10**6))
+    told = []
+    done = [each.name for each, _ in run_jobs([job, measurement], 1, 100, lambda _: None, lambda: told.append(0))]
+    assert done == ["noise", "run"]
+    assert told == [0]
+
+
+def test_what_was_measured_is_said_in_the_order_of_the_config():
+    config = CompareConfig(algos=("rloo", "reinforce", "grpo"), seeds=1)
+    noise = GradientNoise(2, 64, 8, 0.1, 0.2, 0.3, 0.4, 0.5, [0.1, 0.2])
+    outcome = Outcome(noise={"grpo": noise, "rloo": replace(noise, mean_norm=0.2)}, interrupted=True)
+    said = summarise(config, outcome, 64)["gradient_noise"]
+    assert list(said) == ["rloo", "grpo"]
+    assert said["rloo"]["mean_norm"] == 0.2
+
+
+@pytest.mark.parametrize("missing", [OSError, AttributeError, TypeError])
+def test_another_c_library_is_left_alone(missing, monkeypatch):
+    def library(_):
+        raise missing
+
+    monkeypatch.setattr("ctypes.CDLL", library)
+    keep_freed_memory()
+
+
+def test_commands_start_without_scipy_and_matplotlib():
+    program = "import sys, pgprog.commands; sys.exit(' '.join({'scipy', 'matplotlib'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_short_runs_have_curves_too(tmp_path):

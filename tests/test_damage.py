@@ -87,6 +87,7 @@ def stopped(directory: Path) -> Path:
 
 METADATA = {
     "step": ["99", "1.5", '"a"', "-5", "x", "0", "null", "[" * 10_000],
+    "rollouts": ["[]", "null", "[1, 2]", "[-1]", '["a"]'],
     "tokens": ["[]", "null", "[1, 2]", "[-1]", '["a"]'],
     "wall_seconds": ["null", "NaN", "-1", "Infinity"],
     "config": ["[]", "{", "{}"],

@@ -19,7 +19,6 @@ from pgprog.errors import UsageError, choose
 from pgprog.experiment import compare as comparison
 from pgprog.experiment import rundir
 from pgprog.experiment.config import (
-    GROUP_METHODS,
     TITLES,
     CompareConfig,
     RunConfig,
@@ -43,8 +42,9 @@ def train(args: Train) -> int:
     keep_freed_memory()
     check_checkpoint_every(args.checkpoint_every)
     if args.resume is None:
-        steps = args.group_steps if args.group_steps is not None and args.algo in GROUP_METHODS else args.steps
-        config, seed = dataclasses.replace(part(args, RunConfig), steps=steps), args.seed
+        config, seed = part(args, RunConfig), args.seed
+        if args.group_steps is not None and config.choices.sampling.group:
+            config = dataclasses.replace(config, steps=args.group_steps)
         content = configuration(config) | {"seeds": [seed]}
     else:
         config, content = resumed(args, RunConfig)
@@ -58,7 +58,7 @@ def train(args: Train) -> int:
     make_task(config)  # refuse what cannot run before a directory is made
     if config.advantage is not None:
         run(dataclasses.replace(config, steps=1), [seed])  # the user's function is called once, for nothing
-    where = args.resume or args.out or default_directory(config.algo)
+    where = args.resume or args.out or default_directory(config.name.replace(":", "-"))
     console = Console(stderr=args.json)
     with contextlib.ExitStack() as stack:
         resume = args.resume is not None
@@ -67,7 +67,7 @@ def train(args: Train) -> int:
             rundir.write_json(directory / rundir.CONFIG, content)
         stopped = stack.enter_context(stop_on_interrupt())
         bars = stack.enter_context(progress_bars(console))
-        bar = bars.add_task(TITLES[config.algo], total=config.steps, success="")
+        bar = bars.add_task(TITLES[config.name], total=config.steps, success="")
 
         def on_step(step: int, metrics: dict[str, Any]) -> None:
             bars.update(bar, completed=step, success=f"success {metrics['success'].mean().item():.3f}")
@@ -80,7 +80,7 @@ def train(args: Train) -> int:
         print(json.dumps(summary))
         return INTERRUPTED if stopped else 0
     done = f"{result.steps} steps" if result.steps == config.steps else f"{result.steps} of {config.steps} steps"
-    say(console, f"{TITLES[config.algo]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
+    say(console, f"{TITLES[config.name]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
     say(console, f"{result.rollouts:,} rollouts, {result.tokens[0]:,} tokens, {result.wall_seconds:.1f} s")
     for exception in config.exceptions():
         say(console, f"Exception from the shared settings: {exception}.")
@@ -187,7 +187,7 @@ def sample(args: Sample) -> int:
     if args.json:
         print(json.dumps({"run": str(directory), "seed": seed, "target": args.target, "completions": rows}))
         return 0
-    table = Table(title=f"{TITLES[config.algo]}, seed {seed}, target {args.target}")
+    table = Table(title=f"{TITLES[config.name]}, seed {seed}, target {args.target}")
     for column in ("completion", "sum", "reward"):
         table.add_column(column, justify="right")
     for entry in rows:

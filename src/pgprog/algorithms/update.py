@@ -177,6 +177,7 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "K P G"] | Float[Tensor, "K
     - ``entropy``: per token, in nats; ``length``: tokens per completion
     - ``advantage_mean``, ``advantage_std`` (ddof 0), ``frac_zero_advantage``: completions whose A is exactly 0 move
       nothing
+    - ``sampled``: completions that a filter had to draw, where there is one
     - ``frac_reward_zero_std``: groups of equal rewards, ``frac_all_wrong`` and ``frac_all_right`` its two kinds (G > 1
       only)
     """
@@ -198,6 +199,8 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "K P G"] | Float[Tensor, "K
         "advantage_std": (per_sequence - mean).square().mean(axes).sqrt(),
         "frac_zero_advantage": zero.to(A.dtype).mean(axes),
     }
+    if batch.sampled is not None:
+        metrics["sampled"] = batch.sampled
     if batch.rewards.shape[-1] > 1:
         equal = batch.rewards.amax(-1) == batch.rewards.amin(-1)
         wrong, right = ~batch.success.any(-1), batch.success.all(-1)

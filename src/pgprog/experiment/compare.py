@@ -10,22 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from pgprog.algorithms.recipes import RECIPES, advantage_words
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
-from pgprog.experiment.config import LADDER, TITLES, CompareConfig, RunConfig
+from pgprog.experiment.config import LADDER, CompareConfig, RunConfig
 from pgprog.experiment.executor import Job, Measurement, Progress, run_jobs
 from pgprog.experiment.gradients import GradientNoise, ratio_of_single_successes
 from pgprog.experiment.loop import EVALUATION_COMPLETIONS, Result
 from pgprog.stats import bootstrap_mean, percentile_coverage
 
 EQUAL = "-equal-rollouts"
-FORMULAS = {
-    "reinforce": "r - mean(r), batch",
-    "actor_critic": "r - V(prompt)",
-    "ppo": "r - V(prompt), z-scored",
-    "rloo": "r - mean of the others",
-    "grpo": "(r - mean) / std, group",
-}
 
 
 @dataclass
@@ -40,8 +34,10 @@ class Outcome:
 
 def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list[Job], int]:
     """The runs of a comparison, those that repeat it at equal rollouts, and how many rollouts that is."""
-    if not config.algos:
+    if not config.names:
         raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}")
+    if config.recipes and config.algos != LADDER:
+        raise UsageError("--algos and --recipes: give one of them, the rungs are recipes too")
     if config.seeds < 1:
         raise UsageError(f"--seeds {config.seeds} is too few: give how many seeds to train, 1 or more")
     if config.seeds > 1000:
@@ -50,12 +46,13 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
         raise UsageError(f"--first-seed {config.first_seed} is out of range: give an integer in [0, 2**62)")
     if config.group_steps is not None and config.group_steps < 1:
         raise UsageError(f"--group-steps {config.group_steps} is too small: give 1 or more")
-    if len(set(config.algos)) < len(config.algos):
-        raise UsageError(f"--algos {' '.join(config.algos)} names one twice: give each once")
-    runs = {algo: config.run_config(algo, config.steps_of(algo)) for algo in config.algos}
-    smallest = min(run.steps * run.rollouts_per_step for run in runs.values())
+    if len(set(config.names)) < len(config.names):
+        flag = "--recipes" if config.recipes else "--algos"
+        raise UsageError(f"{flag} {' '.join(config.names)} names one twice: give each once")
+    runs = {algo: config.run_config(algo, config.steps_of(algo)) for algo in config.names}
+    smallest = min(run.steps * run.most_rollouts_per_step for run in runs.values())
     budget = smallest if config.equal_rollouts is None else config.equal_rollouts
-    if budget < (most := max(run.rollouts_per_step for run in runs.values())):
+    if budget < (most := max(run.most_rollouts_per_step for run in runs.values())):
         if config.equal_rollouts is not None:
             raise UsageError(
                 f"--equal-rollouts {budget} is less than one step: the largest takes {most}, give that or more"
@@ -64,11 +61,11 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
     seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
 
     def job(name: str, run: RunConfig) -> Job:
-        return Job(name, run, seeds, None if directory is None else directory / "runs" / name)
+        return Job(name, run, seeds, None if directory is None else rundir.run_of(directory, name))
 
     main = [job(algo, run) for algo, run in runs.items()]
     # A run whose annealing ends at the budget, unless the main one already does.
-    again = {algo: dataclasses.replace(run, steps=budget // run.rollouts_per_step) for algo, run in runs.items()}
+    again = {algo: dataclasses.replace(run, steps=budget // run.most_rollouts_per_step) for algo, run in runs.items()}
     equal = [job(algo + EQUAL, run) for algo, run in again.items() if run.steps != runs[algo].steps]
     return main, equal, budget
 
@@ -100,12 +97,12 @@ def compare(
         for done, result in run_jobs([*noise, *main, *equal], workers, checkpoint_every, on_progress, on_idle):
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
-            else:
-                (outcome.equal if done.name.endswith(EQUAL) else outcome.main)[done.config.algo] = result
+            elif result.steps > 0:  # Ctrl-C may reach a run before its first step
+                (outcome.equal if done.name.endswith(EQUAL) else outcome.main)[done.config.name] = result
     except KeyboardInterrupt:
         outcome.interrupted = True
     for job in main:
-        if job.config.steps * job.config.rollouts_per_step == budget and job.name in outcome.main:
+        if job.config.steps * job.config.most_rollouts_per_step == budget and job.name in outcome.main:
             outcome.equal.setdefault(job.name, outcome.main[job.name])
     summary = head | summarise(config, outcome, budget)
     rundir.write_json(directory / rundir.SUMMARY, summary)
@@ -115,11 +112,11 @@ def compare(
 
 def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str, Any]:
     """Everything that a comparison has to say, for machines and for the tables."""
-    reached = [algo for algo in config.algos if algo in outcome.main]
-    measured = [algo for algo in config.algos if algo in outcome.noise]
+    reached = [algo for algo in config.names if algo in outcome.main]
+    measured = [algo for algo in config.names if algo in outcome.noise]
     return {
         "interrupted": outcome.interrupted,
-        "config": dataclasses.asdict(config) | {"group_steps": config.steps_of("grpo")},
+        "config": dataclasses.asdict(config) | {"group_steps": config.group_steps_planned},
         "evaluation": {"completions_per_target": EVALUATION_COMPLETIONS},
         "equal_rollouts": budget,
         "algorithms": {algo: algorithm_summary(config, outcome, algo) for algo in reached},
@@ -134,8 +131,8 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
     run, result = config.run_config(algo, config.steps_of(algo)), outcome.main[algo]
     again = outcome.equal.get(algo)
     return {
-        "title": TITLES[algo],
-        "advantage": FORMULAS[algo],
+        "title": RECIPES[algo].title,
+        "advantage": advantage_words(run.choices),
         "exceptions": run.exceptions(),
         "steps": result.steps,
         "steps_planned": run.steps,
@@ -191,7 +188,7 @@ def write_curves(path: Path, jobs: Iterable[Job]) -> None:
         assert job.directory is not None
         metrics = job.directory / rundir.METRICS
         if metrics.exists():
-            rows += [{"run": job.name, "algo": job.config.algo, **row} for row in rundir.read_rows(metrics)]
+            rows += [{"run": job.name, "algo": job.config.name, **row} for row in rundir.read_rows(metrics)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, columns)

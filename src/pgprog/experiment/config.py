@@ -116,6 +116,11 @@ class RunConfig(Settings, Which):
         return self.prompts * self.completions
 
     @property
+    def most_rollouts_per_step(self) -> int:
+        """What a step may cost, where a filter draws again."""
+        return self.rollouts_per_step * self.choices.sampling.dynamic
+
+    @property
     def policy_lr(self) -> float:
         """The learning rate that this algorithm starts with."""
         lr = self.lr * self.group_lr_factor if self.choices.sampling.group else self.lr
@@ -182,8 +187,11 @@ class CompareConfig(Settings, Contenders):
 
     def steps_of(self, name: str) -> int:
         """How many batches an algorithm gets."""
-        if not self.run_config(name, 1).choices.sampling.group:
-            return self.steps
+        return self.group_steps_planned if self.run_config(name, 1).choices.sampling.group else self.steps
+
+    @property
+    def group_steps_planned(self) -> int:
+        """How many batches a group method gets."""
         return max(1, round(self.steps * 4 / 15)) if self.group_steps is None else self.group_steps
 
     def run_config(self, name: str, steps: int) -> RunConfig:
@@ -240,7 +248,7 @@ def validate(config: RunConfig) -> RunConfig:
         )
     if config.hidden > 8192:
         raise UsageError(f"--hidden {config.hidden} is too large: give 8192 or less")
-    states = config.rollouts_per_step * config.seq_len * config.hidden * recipe.sampling.dynamic
+    states = config.most_rollouts_per_step * config.seq_len * config.hidden
     if states > MAX_HIDDEN_STATES:
         raise UsageError(
             f"a step of {config.prompts} prompts x {config.completions} completions x {config.seq_len} tokens x "

@@ -59,8 +59,8 @@ def gradient_noise(config: RunConfig, resamples: int = 50, rollouts: int = 64, p
 
 
 def prompts_for(config: RunConfig, rollouts: int) -> int:
-    """How many prompts make ``rollouts`` completions, at least one."""
-    return max(1, rollouts // config.completions)
+    """How many prompts make ``rollouts`` completions, draws that a filter may add included; at least one."""
+    return max(1, rollouts // (config.completions * config.choices.sampling.dynamic))
 
 
 def gradients(config: RunConfig, resamples: int, rollouts: int, policy_seed: int) -> Float[Tensor, "resamples N"]:

@@ -37,14 +37,20 @@ class Progress:
     """How far a run is."""
 
     step: int
+    rollouts: list[int]
+    """Completions sampled so far, by each seed."""
     tokens: list[int]
-    """Sampled so far, by each seed."""
     wall_seconds: float
 
-    def after(self, tokens: Tensor, wall_seconds: float) -> "Progress":
-        """One step later."""
-        more = tokens.round().long().tolist()
-        return Progress(self.step + 1, [a + b for a, b in zip(self.tokens, more, strict=True)], wall_seconds)
+    def after(self, rollouts: Tensor, length: Tensor, wall_seconds: float) -> "Progress":
+        """One step later, with so many more completions of each seed, of so many tokens on average."""
+        completions = added(self.rollouts, rollouts)
+        return Progress(self.step + 1, completions, added(self.tokens, rollouts * length), wall_seconds)
+
+
+def added(counts: list[int], more: Tensor) -> list[int]:
+    """Each count, and that many more."""
+    return [a + b for a, b in zip(counts, more.round().long().tolist(), strict=True)]
 
 
 def make_task(config: Settings) -> DigitSum:
@@ -96,6 +102,7 @@ def save(directory: Path, config: RunConfig, seeds: Sequence[int], learner: Lear
         "config": json.dumps(config.as_dict()),
         "seeds": json.dumps(list(seeds)),
         "step": json.dumps(progress.step),
+        "rollouts": json.dumps(progress.rollouts),
         "tokens": json.dumps(progress.tokens),
         "wall_seconds": json.dumps(progress.wall_seconds),
     }
@@ -124,16 +131,19 @@ def restore(directory: Path, config: RunConfig, seeds: Sequence[int], learner: L
 
 def progress_in(metadata: dict[str, str], config: RunConfig, seeds: Sequence[int], path: Path) -> Progress:
     """What a checkpoint says of how far it is; raises UsageError where that cannot be."""
-    step, tokens, wall = (metadata_value(metadata, name, path) for name in ("step", "tokens", "wall_seconds"))
+    names = ("step", "rollouts", "tokens", "wall_seconds")
+    step, rollouts, tokens, wall = (metadata_value(metadata, name, path) for name in names)
     if type(step) is not int or not 0 < step <= config.steps:
         raise UsageError(f"{path} is damaged: it is of step {step!r}, of {config.steps}")
-    if not isinstance(tokens, list) or len(tokens) != len(seeds) or any(type(n) is not int or n < 0 for n in tokens):
-        raise UsageError(
-            f"{path} is damaged: its tokens are {tokens!r}, one count for each of {len(seeds)} seeds wanted"
-        )
+    for name, counts in (("rollouts", rollouts), ("tokens", tokens)):
+        fits = isinstance(counts, list) and len(counts) == len(seeds)
+        if not fits or any(type(n) is not int or n < 0 for n in counts):
+            raise UsageError(
+                f"{path} is damaged: its {name} are {counts!r}, one count for each of {len(seeds)} seeds wanted"
+            )
     if not isinstance(wall, (int, float)) or not 0 <= wall < math.inf:
         raise UsageError(f"{path} is damaged: its wall_seconds are {wall!r}")
-    return Progress(step, tokens, float(wall))
+    return Progress(step, rollouts, tokens, float(wall))
 
 
 def metadata_value(metadata: dict[str, str], name: str, path: Path) -> Any:
@@ -150,7 +160,7 @@ def load_checked(
     """The tensors and the metadata of a checkpoint that was made by this configuration (and these seeds)."""
     tensors, metadata = rundir.load_checkpoint(directory)
     path = directory / rundir.CHECKPOINT
-    if missing := {"config", "seeds", "step", "tokens", "wall_seconds"} - metadata.keys():
+    if missing := {"config", "seeds", "step", "rollouts", "tokens", "wall_seconds"} - metadata.keys():
         raise UsageError(f"{path} is no checkpoint of this version: it lacks {', '.join(sorted(missing))}")
     made_by = metadata_value(metadata, "config", path)
     if not isinstance(made_by, dict):

@@ -36,7 +36,7 @@ class Result:
     steps: int
     """Steps done, fewer than asked for if the run was stopped."""
     rollouts: int
-    """Completions sampled by each seed."""
+    """Completions sampled by each seed; their mean, where a filter makes it differ."""
     tokens: list[int]
     wall_seconds: float
     """Of all seeds together, evaluation aside."""
@@ -95,7 +95,7 @@ def run(
     """
     learner = make_learner(config, seeds)
     options = step_options(config, learner)
-    progress = Progress(0, [0] * len(seeds), 0.0)
+    progress = Progress(0, [0] * len(seeds), [0] * len(seeds), 0.0)
     if directory is not None:
         progress = restore(directory, config, seeds, learner) or progress
         if (finished := finished_result(directory, config, seeds)) is not None:
@@ -118,8 +118,9 @@ def run(
                     entropy_coef=config.policy_entropy_coef * left,
                     **options,
                 )
-                progress = progress.after(metrics["length"] * config.rollouts_per_step, time.perf_counter() - started)
-                log.add(metric_rows(progress.step, seeds, config, metrics))
+                paid = metrics.get("sampled", torch.full_like(metrics["length"], config.rollouts_per_step))
+                progress = progress.after(paid, metrics["length"], time.perf_counter() - started)
+                log.add(metric_rows(progress, seeds, metrics))
                 refuse_divergence(progress.step, seeds, metrics)
                 if directory is not None and progress.step % checkpoint_every == 0:
                     log.flush()
@@ -163,7 +164,7 @@ def evaluated(config: RunConfig, seeds: Sequence[int], policy: Policy, progress:
     by_target = evaluate(policy, seeds)
     return Result(
         steps=progress.step,
-        rollouts=progress.step * config.rollouts_per_step,
+        rollouts=round(sum(progress.rollouts) / len(seeds)),
         tokens=progress.tokens,
         wall_seconds=progress.wall_seconds,
         success=by_target.mean(-1).tolist(),
@@ -172,13 +173,12 @@ def evaluated(config: RunConfig, seeds: Sequence[int], policy: Policy, progress:
     )
 
 
-def metric_rows(step: int, seeds: Sequence[int], config: RunConfig, metrics: Metrics) -> list[dict[str, Any]]:
+def metric_rows(progress: Progress, seeds: Sequence[int], metrics: Metrics) -> list[dict[str, Any]]:
     """One flat row per seed."""
     columns = torch.stack(list(metrics.values())).T.tolist()
-    head = {"step": step, "rollouts": step * config.rollouts_per_step}
     return [
-        {"seed": seed, **head, **dict(zip(metrics, values, strict=True))}
-        for seed, values in zip(seeds, columns, strict=True)
+        {"seed": seed, "step": progress.step, "rollouts": rollouts, **dict(zip(metrics, values, strict=True))}
+        for seed, rollouts, values in zip(seeds, progress.rollouts, columns, strict=True)
     ]
 
 

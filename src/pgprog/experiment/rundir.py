@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pgprog.errors import UsageError, said
 
-FORMAT = "pgprog-checkpoint-1"
+FORMAT = "pgprog-checkpoint-2"
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
@@ -36,6 +36,11 @@ _PAGE = (
 )
 RUN_FILE = re.compile(rf"(runs/[a-z_-]+/)?{_FILE}|{_PAGE}")
 RUN_FOLDER = re.compile(r"runs(/[a-z_-]+)?")
+
+
+def run_of(comparison: Path, name: str) -> Path:
+    """Where a comparison keeps one of its runs; not every file system takes the colon of a library's recipe."""
+    return comparison / "runs" / name.replace(":", "-")
 
 
 @contextlib.contextmanager

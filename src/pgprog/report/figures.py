@@ -11,13 +11,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from pgprog.experiment import rundir
 from pgprog.experiment.config import TITLES
 
-COLOURS = {
+# The rungs keep their colours; twenty more go round among the other recipes.
+COLOURS = {name: to_hex(plt.get_cmap("tab20")(i % 20)) for i, name in enumerate(TITLES)} | {
     "reinforce": "#7f7f7f",
     "actor_critic": "#d08c28",
     "ppo": "#b5473c",
@@ -52,7 +54,7 @@ def learning_curves(directory: Path, summary: dict[str, Any]) -> Figure:
     """Success while training, against steps and against rollouts."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     for algo in summary["algorithms"]:
-        rows = rundir.read_rows(directory / "runs" / algo / rundir.METRICS)
+        rows = rundir.read_rows(rundir.run_of(directory, algo) / rundir.METRICS)
         steps, rollouts, curves = curves_by_seed(rows)
         for panel, x in zip(panels, (steps, rollouts), strict=True):
             panel.plot(x, curves.mean(0), color=COLOURS[algo], label=TITLES[algo], lw=1.5)
