@@ -211,8 +211,8 @@ def score_squared_norms(
     for k, target, completion in each:
         one_each = _replicas(policy, k)
         with torch.enable_grad():
-            logprobs, _ = one_each.score(target, completion)
-        s = torch.autograd.grad(logprobs.sum(), list(one_each.parameters()), materialize_grads=True)
+            logprob = one_each.score(target, completion)[0].sum()
+        s = torch.autograd.grad(logprob, list(one_each.parameters()), materialize_grads=True)
         norms.append(torch.stack([g.flatten(1).square().sum(-1) for g in s]).sum(0))
     return torch.cat(norms).view(K, P, G)
 
