@@ -21,6 +21,7 @@ lint: .venv/installed
 mutants: .venv/installed
 	$(BIN)/python tests/mutants.py
 	$(BIN)/python tests/exact_mutants.py
+	$(BIN)/python tests/axes_mutants.py
 
 # The golden values of TRL, verl and OpenRLHF, made anew by the libraries; then ours held against them.
 parity: .venv-parity/installed .venv/installed

@@ -80,7 +80,13 @@ ADVANTAGE_MUTANTS = [
         "return _sum(x) - x",
         GROUP,
     ),
-    Mutant("weights are ignored", ADVANTAGES, "total(w * r) / total(w)", "total(r) / total(torch.ones_like(w))", GROUP),
+    Mutant(
+        "weights of the optimal constant are ignored",
+        ADVANTAGES,
+        "total(w * r) / total(w)",
+        "total(r) / total(torch.ones_like(w))",
+        GROUP,
+    ),
     Mutant(
         "weights by the norm, not its square",
         ADVANTAGES,

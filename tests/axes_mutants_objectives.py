@@ -19,11 +19,11 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
     # ---- token weights ----
     planted(
         "sequence_sum over what is not masked away",
-        "return mask / (P * G)",
+        "return m / (P * G)",
         "return mask / mask.any(-1).sum((-2, -1), keepdim=True).unsqueeze(-1).clamp(min=1)",
     ),
     planted(
-        "sequence_sum over the whole batch of replicas", "return mask / (P * G)", "return mask / mask[..., 0].numel()"
+        "sequence_sum over the whole batch of replicas", "return m / (P * G)", "return mask / mask[..., 0].numel()"
     ),
     planted(
         "sequence_mean over the padded width",
@@ -74,12 +74,12 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
     ),
     planted(
         "prompt_token_mean is the batch's",
-        "mask / (mask.sum((-2, -1), keepdim=True).clamp(min=1) * P)",
+        "m / (mask.sum((-2, -1), keepdim=True).clamp(min=1) * P)",
         "mask / mask.sum((-3, -2, -1), keepdim=True).max().clamp(min=1)",
         "A5, A7",
     ),
-    planted("constant_length is a sum over sequences", "mask / (P * G * length)", "mask / length", "M6"),
-    planted("constant_length takes the padded width", "mask / (P * G * length)", "mask / (P * G * mask.shape[-1])"),
+    planted("constant_length is a sum over sequences", "m / (P * G * length)", "mask / length", "M6"),
+    planted("constant_length takes the padded width", "m / (P * G * length)", "mask / (P * G * mask.shape[-1])"),
     planted(
         "an unknown aggregation is constant_length", "if aggregation not in get_args", "if False and () in get_args"
     ),
@@ -93,7 +93,7 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
     # ---- aggregate ----
     planted(
         "NaN where the weight is 0",
-        "weights * torch.where(weights != 0, per_token, 0)",
+        "weights.to(per_token.dtype) * torch.where(weights != 0, per_token, 0)",
         "weights * per_token",
         "D3",
     ),

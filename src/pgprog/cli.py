@@ -12,16 +12,19 @@ from typing import Any
 
 import tyro
 
-from pgprog.arguments import Compare, Sample, Train
+from pgprog.arguments import Compare, Grid, Sample, Train
 from pgprog.errors import UsageError
 from pgprog.exact.commands import Exact, Foundations
+from pgprog.recipes_command import Recipes
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "train": (Train, "pgprog.commands:train"),
     "compare": (Compare, "pgprog.commands:compare"),
+    "grid": (Grid, "pgprog.grid_command:grid"),
     "sample": (Sample, "pgprog.commands:sample"),
     "foundations": (Foundations, "pgprog.exact.commands:foundations"),
     "exact": (Exact, "pgprog.exact.commands:exact"),
+    "recipes": (Recipes, "pgprog.recipes_command:recipes"),
 }
 """Arguments of each command, and the function that takes them; imported when it is wanted, for it brings torch."""
 

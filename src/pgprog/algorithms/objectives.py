@@ -403,7 +403,7 @@ def _ratio_metrics(ratio: Tensor, clipped: Tensor, kept: Tensor) -> dict[str, Te
     tokens = (-3, -2, -1)
     some = kept.any(-1).any(-1).any(-1)
     return {
-        "clip_frac": (kept & clipped).sum(tokens) / kept.sum(tokens).clamp(min=1),
+        "clip_frac": (kept & clipped).sum(tokens).to(ratio.dtype) / kept.sum(tokens).clamp(min=1),
         "ratio_min": torch.where(kept, ratio, torch.inf).amin(tokens).where(some, 1),
         "ratio_max": torch.where(kept, ratio, -torch.inf).amax(tokens).where(some, 1),
     }
