@@ -28,7 +28,7 @@ parity: .venv-parity/installed .venv/installed
 	set -e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	for library in trl verl openrlhf; do .venv-parity/bin/python -m parity.$${library}_golden "$$out"; done; \
 	.venv-parity/bin/python -m parity.check "$$out"
-	$(BIN)/pytest tests/test_parity.py
+	$(BIN)/pytest tests/test_parity.py tests/test_parity_recipes.py
 
 # It sees the packages of .venv (torch is most of it) and adds what is missing. verl and OpenRLHF by --no-deps: their
 # formulas use nothing of ray, deepspeed, flash-attn and the like.

@@ -224,8 +224,8 @@ ADVANTAGE_MUTANTS = [
     Mutant(
         "a value has read its own token",
         "policy.py",
-        "return scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias, steps)",
-        "return scan(by_step, hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)[:, 1:]",
+        "tokens.reshape(K, P * G, T)[..., :-1].mT",
+        "tokens.reshape(K, P * G, T).roll(-1, -1)[..., :-1].mT",
         CRITIC,
         "D1",
     ),

@@ -24,8 +24,8 @@ SAMPLING_MUTANTS = [
     Mutant(
         "temperature on the sampler's side only",
         POLICY,
-        "log_pi = self.log_softmax(read_out(states.flatten(1, 2), self.head_weight, self.head_bias))",
-        "log_pi = read_out(states.flatten(1, 2), self.head_weight, self.head_bias).log_softmax(1)",
+        "token_scores(states, self.head_weight, self.head_bias, by_step, self.temperature)",
+        "token_scores(states, self.head_weight, self.head_bias, by_step)",
         S_TESTS,
         "F1, F2",
     ),
@@ -69,8 +69,8 @@ SAMPLING_MUTANTS = [
     Mutant(
         "0 log 0 is NaN",
         POLICY,
-        "log_pi = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)",
-        "pass",
+        "log_pi.clamp(min=torch.finfo(log_pi.dtype).min)",
+        "log_pi",
         S_TESTS,
     ),
     Mutant(

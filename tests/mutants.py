@@ -30,7 +30,9 @@ class Mutant(NamedTuple):
     seen: str = ""
 
 
-ADVANTAGES, OBJECTIVES, UPDATE = (f"algorithms/{name}.py" for name in ("advantages", "objectives", "update"))
+ADVANTAGES, OBJECTIVES, UPDATE, DIAGNOSTICS = (
+    f"algorithms/{name}.py" for name in ("advantages", "objectives", "update", "diagnostics")
+)
 SUM_MEAN = "torch.where(mask, per_token, 0).sum(-1).mean((-2, -1))"
 
 MUTANTS = [
@@ -461,22 +463,22 @@ MUTANTS = [
     ),
     Mutant(
         "all right and all wrong by the wrong quantifier",
-        UPDATE,
-        "~batch.success.any(-1), batch.success.all(-1)",
-        "~batch.success.all(-1), batch.success.any(-1)",
+        DIAGNOSTICS,
+        "~success.any(-1), success.all(-1)",
+        "~success.all(-1), success.any(-1)",
         "test_update.py",
     ),
     Mutant(
         "equal rewards by the batch",
-        UPDATE,
-        "batch.rewards.amax(-1) == batch.rewards.amin(-1)",
-        "(batch.rewards.amax((-2, -1)) == batch.rewards.amin((-2, -1)))[..., None].expand(batch.rewards.shape[:-1])",
+        DIAGNOSTICS,
+        "rewards.amax(-1) == rewards.amin(-1)",
+        "(rewards.amax((-2, -1)) == rewards.amin((-2, -1)))[..., None].expand(rewards.shape[:-1])",
         "test_update.py",
         "B7",
     ),
     Mutant(
         "entropy metric over padding too",
-        UPDATE,
+        DIAGNOSTICS,
         "token_mean(batch.entropies, batch.mask)",
         "batch.entropies.mean((-3, -2, -1))",
         "test_update.py",
@@ -484,13 +486,13 @@ MUTANTS = [
     ),
     Mutant(
         "length counts padding",
-        UPDATE,
-        '"length": batch.mask.sum(-1)',
-        '"length": torch.ones_like(batch.mask).sum(-1)',
+        DIAGNOSTICS,
+        "batch.mask.sum(-1).to(A.dtype)",
+        "torch.ones_like(batch.mask).sum(-1).to(A.dtype)",
         "test_update.py",
         "D2",
     ),
-    Mutant("negative advantages count as none", UPDATE, "= A, A == 0", "= A, A <= 0", "test_update.py"),
+    Mutant("negative advantages count as none", DIAGNOSTICS, "= A, A == 0", "= A, A <= 0", "test_update.py"),
     # ---- the ladder ----
     Mutant(
         "ppo without its z-score",
@@ -620,8 +622,8 @@ MUTANTS = [
     Mutant(
         "score reads the token that it scores",
         "policy.py",
-        "return scan(by_step[:, :-1], hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias, steps)",
-        "return scan(by_step, hidden, self.input_gates, self.recurrent_weight, self.recurrent_bias)[:, 1:]",
+        "tokens.reshape(K, P * G, T)[..., :-1].mT",
+        "tokens.reshape(K, P * G, T).roll(-1, -1)[..., :-1].mT",
         "test_policy.py",
         "D1",
     ),
@@ -671,20 +673,26 @@ MUTANTS = [
         "test_policy.py",
         "D2",
     ),
-    Mutant("entropy has the other sign", "policy.py", "entropies = -(log_pi", "entropies = (log_pi", "test_policy.py"),
+    Mutant(
+        "entropy has the other sign",
+        "gru.py",
+        "entropies = -(pi * log_pi",
+        "entropies = (pi * log_pi",
+        "test_policy.py",
+    ),
     Mutant(
         "prompts tiled, completions repeated",
-        "policy.py",
-        "self.read_prompts(targets).repeat_interleave(G, dim=1)",
-        "self.read_prompts(targets).repeat(1, G, 1)",
-        "test_policy.py",
+        "gru.py",
+        "h.repeat_interleave(N // h.shape[1], dim=1)",
+        "h.repeat(1, N // h.shape[1], 1)",
+        "test_gru.py",
         "B1",
     ),
     Mutant(
         "sampler's prompts tiled",
         "policy.py",
-        "self.read_prompts(targets).repeat_interleave(group_size, dim=1)",
-        "self.read_prompts(targets).repeat(1, group_size, 1)",
+        "cdf.repeat_interleave(group_size, dim=2)",
+        "cdf.repeat(1, 1, group_size)",
         "test_policy.py",
         "B1",
     ),
@@ -705,16 +713,59 @@ MUTANTS = [
     Mutant(
         "sampled steps are handed over before the state moves",
         "policy.py",
-        "steps.append(read)",
-        "steps.append(read._replace(h=read.n))",
+        "trace.steps.append(read)",
+        "trace.steps.append(read._replace(h=read.n))",
         "test_policy.py",
     ),
     Mutant(
-        "the reading-out loses its bias",
+        "the head loses its bias", "gru.py", "torch.baddbmm(b.mT, W.mT, h.mT)", "torch.bmm(W.mT, h.mT)", "test_gru.py"
+    ),
+    Mutant(
+        "the entropy's gradient forgets the entropy",
         "gru.py",
-        "torch.baddbmm(b.mT, W.mT, h.mT)",
-        "torch.bmm(W.mT, h.mT)",
+        "(log_pi + entropies.unsqueeze(1)).mul_",
+        "log_pi.clone().mul_",
         "test_gru.py",
+    ),
+    Mutant(
+        "a group's first product serves the wrong prompts",
+        "gru.py",
+        "u, h = u.repeat_interleave(G, dim=1), h",
+        "u, h = u.repeat(1, G, 1), h",
+        "test_gru.py",
+    ),
+    Mutant(
+        "a group's first state gets the gradient of one of its rows",
+        "gru.py",
+        ".unflatten(1, (P, -1)).sum(2)",
+        ".unflatten(1, (P, -1))[:, :, 0]",
+        "test_gru.py",
+    ),
+    Mutant("Adam without its correction", "optimizer.py", "/ (1 - BETA2**t) ** 0.5", "", "test_optimizer.py"),
+    Mutant(
+        "Adam moves the first group alone",
+        "optimizer.py",
+        "for i, vector in enumerate(self._vectors):",
+        "for i, vector in enumerate(self._vectors[:1]):",
+        "test_optimizer.py",
+    ),
+    Mutant(
+        "a gradient put elsewhere is not fetched", "optimizer.py", "view.copy_(p.grad)", "pass", "test_optimizer.py"
+    ),
+    Mutant(
+        "a missing gradient is that of the step before",
+        "optimizer.py",
+        "                view.zero_()",
+        "                pass",
+        "test_optimizer.py",
+    ),
+    Mutant("the temperature is not in the gradient", "gru.py", "d /= ctx.temperature", "pass", "test_gru.py"),
+    Mutant(
+        "the prompt's gradient is lost with the trace",
+        "policy.py",
+        "trace.prompts = prompts\n",
+        "trace.prompts = prompts.detach()\n",
+        "test_ladder.py",
     ),
     Mutant(
         "the input table's gradient overwrites",
@@ -743,15 +794,15 @@ MUTANTS = [
     Mutant(
         "GRU backward forgets the losses of earlier states",
         "gru.py",
-        "kept.add_(d_states[:, t]).baddbmm_",
-        "kept.baddbmm_",
+        "d_h = kept.add_(d_states[:, t])",
+        "d_h = kept",
         "test_gru.py",
     ),
     Mutant(
         "GRU backward forgets the kept state",
         "gru.py",
         "d_h = kept.add_(d_states[:, t])",
-        "d_h = d_states[:, t].clone()",
+        "d_h = kept.copy_(d_states[:, t])",
         "test_gru.py",
     ),
     Mutant(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oracles import close, gru_cell, same
-from pgprog.gru import gather_inputs, read_out, scan, step
+from pgprog.gru import gather_inputs, scan, step, token_scores
 
 K, N, INPUTS, H = 3, 4, 5, 6
 
@@ -51,6 +51,24 @@ def test_states_and_all_gradients_of_a_scan_equal_those_of_torchs_gru_cell(steps
         close(a, torch.zeros_like(leaf) if e is None else e, rtol=1e-11, atol=1e-13)  # sums of some dozen terms
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_group_that_shares_its_first_state_is_its_rows_one_by_one(steps):
+    tokens, (h, table, U, b) = inputs(steps)
+    few = h[:, :2].detach().requires_grad_()
+    shared, apart = scan(tokens, few, table, U, b), scan(tokens, few.repeat_interleave(2, dim=1), table, U, b)
+    close(shared, apart)
+    upstream = generic(*apart.shape, seed=7)
+    leaves = [few, table, U, b]
+    for a, e in zip(
+        *(torch.autograd.grad(x, leaves, upstream, allow_unused=True) for x in (shared, apart)), strict=True
+    ):
+        close(a, e, rtol=1e-11, atol=1e-13)
+    if steps:
+        x = gather_inputs(table, tokens[:, 0])
+        for a, e in zip(step(x, few, U, b), step(x, few.repeat_interleave(2, dim=1), U, b), strict=True):
+            close(a, e)
+
+
 def test_a_loss_of_the_last_state_alone_reaches_the_first():
     tokens, leaves = inputs(4)
     actual = torch.autograd.grad(scan(tokens, *leaves)[:, -1].sum(), leaves)
@@ -82,14 +100,22 @@ def test_steps_that_are_handed_over_change_nothing():
         same(a, e)
 
 
-def test_logits_and_all_gradients_of_the_reading_out_equal_autograds():
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_of_tokens_and_all_their_gradients_equal_autograds(temperature):
     leaves = [generic(*shape, seed=i).requires_grad_() for i, shape in enumerate([(K, N, H), (K, H, 7), (K, 1, 7)])]
     h, W, b = leaves
-    actual, expected = read_out(h, W, b), (h @ W + b).mT
-    close(actual, expected)
-    upstream = generic(*expected.shape, seed=7)
-    for a, e in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (actual, expected)), strict=True):
-        close(a, e, rtol=1e-11, atol=1e-13)
+    tokens = torch.randint(0, 7, (K, N), generator=torch.Generator().manual_seed(3))
+    log_pi = ((h @ W + b) / temperature).log_softmax(-1)
+    expected = log_pi.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(log_pi.exp() * log_pi).sum(-1)
+    actual = token_scores(h, W, b, tokens, temperature)
+    upstream = [generic(K, N, seed=i) for i in (7, 8)]
+    for both in ([0, 1], [0], [1]):
+        pair = ([scores[i] for i in both] for scores in (actual, expected))
+        grads = [torch.autograd.grad(x, leaves, [upstream[i] for i in both], retain_graph=True) for x in pair]
+        for a, e in zip(*grads, strict=True):
+            close(a, e, rtol=1e-11, atol=1e-13)
+    for a, e in zip(actual, expected, strict=True):
+        close(a, e)
 
 
 def test_replicas_get_no_gradient_from_each_other():

@@ -10,8 +10,9 @@ from torch import nn
 import oracles
 from oracles import close, same
 from pgprog.algorithms.advantages import leave_one_out
+from pgprog.algorithms.diagnostics import rollout_metrics
 from pgprog.algorithms.objectives import Surrogate, policy_gradient_loss
-from pgprog.algorithms.update import clip_grad_norm, rollout_metrics, update
+from pgprog.algorithms.update import clip_grad_norm, update
 from pgprog.env import DigitSum
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Critic, Policy, Rollout
@@ -263,7 +264,8 @@ def test_metrics_are_one_per_replica_and_carry_no_gradient():
     metrics = update(policy, optimizer, generator, rloo_advantage, prompts=4, group_size=2)
     assert set(metrics) == {
         "success", "reward", "entropy", "length", "advantage_mean", "advantage_std", "frac_zero_advantage",
-        "frac_reward_zero_std", "frac_all_wrong", "frac_all_right", "loss", "grad_norm",
+        "frac_reward_zero_std", "frac_all_wrong", "frac_all_right", "loss", "grad_norm", "length_right", "length_wrong",
+        *SPREAD,
     }  # fmt: skip
     for metric in metrics.values():
         assert metric.shape == (K,) and not metric.requires_grad and metric.dtype == torch.float64
@@ -278,6 +280,8 @@ def test_metrics_are_float32_for_a_float32_policy():
 
 
 # ---- rollout_metrics ----
+
+SPREAD = {f"group_{what}_q{q}" for what in ("mean", "std") for q in (10, 50, 90)}
 
 # One replica, three prompts of two completions, T = 3; the second replica has all of them right.
 LENGTHS = [[1, 3], [2, 2], [3, 1]]
@@ -318,7 +322,7 @@ def test_metrics_of_a_handmade_batch():
         "frac_all_wrong": [1 / 3, 0],
         "frac_all_right": [1 / 3, 1],
     }
-    assert set(metrics) == set(expected)
+    assert set(metrics) == set(expected) | SPREAD | {"length_right", "length_wrong"}
     for name, value in expected.items():
         close(metrics[name], value)
 

@@ -38,11 +38,16 @@ def gather_inputs(table: Float[Tensor, "K I J"], tokens: Int[Tensor, "K *rows"])
 
 
 def step(
-    x: Float[Tensor, "K N J"], h: Float[Tensor, "K N H"], U: Float[Tensor, "K H J"], b: Float[Tensor, "K 1 J"]
+    x: Float[Tensor, "K N J"], h: Float[Tensor, "K P H"], U: Float[Tensor, "K H J"], b: Float[Tensor, "K 1 J"]
 ) -> Step:
-    """Advance every row by one token, J = 3 H; differentiable any number of times."""
+    """Advance every row by one token, J = 3 H; differentiable any number of times.
+
+    Where x has G times as many rows as h, each state is that of G rows in turn: the first token of a group.
+    """
     H = h.shape[-1]
     u = torch.baddbmm(b, h, U)
+    if (G := x.shape[1] // h.shape[1]) > 1:
+        u, h = u.repeat_interleave(G, dim=1), h.repeat_interleave(G, dim=1)
     r, z = torch.sigmoid(x[..., : 2 * H] + u[..., : 2 * H]).chunk(2, dim=-1)
     u_n = u[..., 2 * H :]
     # tanh(a) = 2 sigmoid(2 a) - 1, which takes a third of the time on a CPU.
@@ -52,7 +57,7 @@ def step(
 
 def scan(
     tokens: Int[Tensor, "K S N"],
-    h: Float[Tensor, "K N H"],
+    h: Float[Tensor, "K P H"],
     table: Float[Tensor, "K I J"],
     U: Float[Tensor, "K H J"],
     b: Float[Tensor, "K 1 J"],
@@ -60,6 +65,7 @@ def scan(
 ) -> Float[Tensor, "K S1 N H"]:
     """Read S tokens per row and return the S + 1 states, ``h`` first; differentiable once, except in the tokens.
 
+    Where there are G times as many rows as in h, each state of h is the first of G rows in turn.
     ``steps``, where the same tokens have just been read from the same states, saves computing them again.
     """
     return _Scan.apply(tokens, h, table, U, b, steps)
@@ -70,19 +76,20 @@ class _Scan(torch.autograd.Function):
     def forward(
         ctx: Any, tokens: Tensor, h: Tensor, table: Tensor, U: Tensor, b: Tensor, known: Sequence[Step] | None
     ) -> Tensor:
-        states = h.new_empty(h.shape[0], tokens.shape[1] + 1, *h.shape[1:])
-        states[:, 0] = h
-        steps = []
-        for t in range(tokens.shape[1]):
-            steps.append(known[t] if known else step(gather_inputs(table, tokens[:, t]), states[:, t], U, b))
-            states[:, t + 1] = steps[-1].h
-        ctx.save_for_backward(tokens, states, table, U, *(part for s in steps for part in s[1:]))
+        K, S, N = tokens.shape
+        states = h.new_empty(K, S + 1, N, h.shape[-1])
+        states[:, 0] = h.repeat_interleave(N // h.shape[1], dim=1)
+        steps, state = [], h
+        for t in range(S):
+            steps.append(known[t] if known else step(gather_inputs(table, tokens[:, t]), state, U, b))
+            state = states[:, t + 1] = steps[-1].h
+        ctx.save_for_backward(tokens, h, states, table, U, *(part for s in steps for part in s[1:]))
         return states
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, states, table, U, *saved = ctx.saved_tensors
+        tokens, first, states, table, U, *saved = ctx.saved_tensors
         K, S, N = tokens.shape
         H = states.shape[-1]
         d_u, d_n = states.new_empty(K, N, 3 * H), states.new_empty(K, N, H)
@@ -98,30 +105,59 @@ class _Scan(torch.autograd.Function):
             torch.ops.aten.sigmoid_backward.grad_input(d_n * u_n, r, grad_input=d_r)
             torch.ops.aten.sigmoid_backward.grad_input((h - n).mul_(d_h), z, grad_input=d_z)
             torch.mul(d_n, r, out=d_un)
-            d_h = kept.add_(d_states[:, t]).baddbmm_(d_u, U.mT)
-            d_U.baddbmm_(h.mT, d_u)
-            d_b += d_u.sum(1, keepdim=True)
             d_table[..., : 2 * H] += torch.bmm(one_hot[:, t], d_u[..., : 2 * H])
             d_table[..., 2 * H :] += torch.bmm(one_hot[:, t], d_n)
-        return None, d_h, d_table, d_U, d_b, None
+            d_h = kept.add_(d_states[:, t])
+            if t == 0:
+                h, d_h, d_u = first, per_state(d_h, first), per_state(d_u, first)
+            d_h = d_h.baddbmm_(d_u, U.mT)
+            d_U.baddbmm_(h.mT, d_u)
+            d_b += d_u.sum(1, keepdim=True)
+        return None, per_state(d_h, first), d_table, d_U, d_b, None
 
 
-def read_out(h: Float[Tensor, "K N H"], W: Float[Tensor, "K H V"], b: Float[Tensor, "K 1 V"]) -> Float[Tensor, "K V N"]:
-    """The logits after each state, V before N; differentiable once.
+def per_state(d: Float[Tensor, "K N D"], h: Float[Tensor, "K P H"]) -> Float[Tensor, "K P D"]:
+    """Sum over the rows that share a state of h."""
+    P = h.shape[1]
+    return d if d.shape[1] == P else d.unflatten(1, (P, -1)).sum(2)
 
-    Autograd would hand back the derivative by h with N and H exchanged in memory, which ``scan`` would read slowly.
+
+def token_scores(
+    h: Float[Tensor, "K N H"],
+    W: Float[Tensor, "K H V"],
+    b: Float[Tensor, "K 1 V"],
+    tokens: Int[Tensor, "K N"],
+    temperature: float = 1.0,
+) -> tuple[Float[Tensor, "K N"], Float[Tensor, "K N"]]:
+    """log pi of the token after each state, and the entropy there; differentiable once.
+
+        pi = softmax((h W + b) / temperature),        H = - sum_v pi_v log pi_v
+        d log pi_a / d logit_v = [v = a] - pi_v,      d H / d logit_v = - pi_v (log pi_v + H)
+
+    Autograd makes a dozen small operations of this, and hands back the derivative by h in a layout that ``scan`` would
+    read slowly.
     """
-    return _ReadOut.apply(h, W, b)
+    return _TokenScores.apply(h, W, b, tokens, temperature)
 
 
-class _ReadOut(torch.autograd.Function):
+class _TokenScores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(h, W)
-        return torch.baddbmm(b.mT, W.mT, h.mT)
+    def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logits = torch.baddbmm(b.mT, W.mT, h.mT)  # (K, V, N): a short axis costs least in the middle
+        log_pi = (logits if temperature == 1 else logits / temperature).log_softmax(1)
+        pi = log_pi.exp()
+        entropies = -(pi * log_pi).sum(1)
+        ctx.save_for_backward(h, W, tokens, log_pi, pi, entropies)
+        ctx.temperature = temperature
+        return log_pi.gather(1, tokens.unsqueeze(1)).squeeze(1), entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
-        h, W = ctx.saved_tensors
-        return torch.bmm(d.mT, W.mT), torch.bmm(d, h).mT, d.sum(2, keepdim=True).mT
+    def backward(ctx: Any, d_logprobs: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        h, W, tokens, log_pi, pi, entropies = ctx.saved_tensors
+        d_logprobs = d_logprobs.unsqueeze(1)
+        d = (log_pi + entropies.unsqueeze(1)).mul_(d_entropies.unsqueeze(1)).add_(d_logprobs).mul_(pi).neg_()
+        d.scatter_add_(1, tokens.unsqueeze(1), d_logprobs)
+        if ctx.temperature != 1:
+            d /= ctx.temperature
+        return torch.bmm(d.mT, W.mT), torch.bmm(d, h).mT, d.sum(2, keepdim=True).mT, None, None

@@ -10,11 +10,11 @@ approximation". Bias: none: V has not seen these completions, however wrong it i
 """
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import value_baseline
 from pgprog.algorithms.update import Advantage, Metrics, update
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, Rollout
 
 

@@ -96,8 +96,9 @@ def group_mean(
     Bias: the mean holds the sample that it baselines, so E[A grad log pi] = (1 - 1/G) grad J: a scale, and no more;
     A = (1 - 1/G) ``leave_one_out``.
     Edge: equal rewards 0; G = 1 raises; one valid completion 0.
-    Parity: TRL's GRPOTrainer with scale_rewards="none", verl's grpo with norm_adv_by_std_in_grpo=False, OpenRLHF's
-    dr_grpo, slime's --disable-grpo-std-normalization.
+    Parity: TRL's GRPOTrainer with scale_rewards="none", verl's grpo with norm_adv_by_std_in_grpo=False (its trainer
+    hands that to no other estimator: grpo_vectorized divides all the same), OpenRLHF's dr_grpo, slime's
+    --disable-grpo-std-normalization. verl takes groups of one, and gives them the plain reward (rloo_vectorized: 0).
     """
     r, valid = _check_group(rewards, valid)
     return _centred(r, valid, (-1,))
@@ -170,7 +171,7 @@ def group_z_score(
     objective.
     Edge: equal rewards 0, with eps = 0 too; G = 1 raises; one valid completion 0; |A| <= (n - 1) / sqrt(n) (ddof 1).
     Parity: verl's grpo (eps 1e-6); TRL's GRPOTrainer with scale_rewards="group" has eps 1e-4, OpenRLHF's group_norm
-    1e-9.
+    1e-9. Where rewards are equal theirs is the rounding of a mean over eps: up to 1e-7 in OpenRLHF, in float64.
     """
     r, valid = _check_group(rewards, valid)
     return _z_score(r, valid, (-1,), ddof, eps)
@@ -288,7 +289,8 @@ def whiten(
     divided by a constant, which is a scale.
     Edge: equal advantages 0, with eps = 0 too; one token 0; no token 0; a NaN stays with its own replica.
     Raises: ValueError for shapes that differ, ddof other than 0 and 1, eps below 0.
-    Parity: verl's masked_whiten, slime's distributed_masked_whiten and TRL's PPO; OpenRLHF has ddof 0 and the floor.
+    Parity: verl's masked_whiten (which adds 1e-8 to counts of tokens too), slime's distributed_masked_whiten and TRL's
+    PPO; OpenRLHF has ddof 0 and the floor.
     """
     A = _centred(_check_tokens(advantages, mask, finite=False), mask, (-3, -2, -1))
     var = _variance(A, mask, (-3, -2, -1), ddof, eps)

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pgprog.algorithms import advantages
 from pgprog.algorithms.objectives import (
@@ -29,6 +28,7 @@ from pgprog.algorithms.sampling import Past, copy_of, dynamic, sampled_by, score
 from pgprog.algorithms.trust_region import trust_region_step
 from pgprog.algorithms.update import Advantage, Draw, Metrics, Objective, Weights, update
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, PrefixCritic, Rollout, rollout
 
 
@@ -247,7 +247,8 @@ def charged(recipe: Recipe, batch: Rollout, policy: Policy) -> Rollout:
 def natural_step(policy: Policy, batch: Rollout, A: Tensor, *, max_kl: float) -> Metrics:
     """Move the policy by the natural gradient, and leave nothing of its gradient to the optimiser."""
     gradient = [p.grad for p in policy.parameters()]
-    policy.zero_grad()
+    for p in policy.parameters():
+        p.grad = None
     return trust_region_step(policy, batch, A, gradient, max_kl=max_kl)
 
 

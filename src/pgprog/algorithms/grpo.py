@@ -11,11 +11,11 @@ Bias: see ``group_z_score``.
 """
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import group_z_score
 from pgprog.algorithms.update import Advantage, Metrics, update
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Policy, Rollout
 
 

@@ -56,10 +56,12 @@ def token_weights(
     denominator depends on what was sampled: sequence_mean weighs a long answer's token less (wrong ones grow).
     Papers: sequence_mean GRPO, arXiv:2402.03300, eq. 3; prompt_token_mean DAPO, arXiv:2503.14476, eq. 8 as written;
     constant_length Dr. GRPO, arXiv:2503.20783.
-    Parity: sequence_sum TRL ``luspo``, verl ``seq-mean-token-sum``; sequence_mean TRL ``grpo``, verl and OpenRLHF
-    ``seq-mean-token-mean`` (OpenRLHF does not count fully masked sequences), slime; token_mean TRL ``dapo``
-    (``bnpo`` in one micro-batch), verl and OpenRLHF ``token-mean``; constant_length TRL ``dr_grpo`` with
-    max_completion_length, verl ``seq-mean-token-sum-norm`` with loss_scale_factor.
+    Parity: sequence_sum TRL ``luspo`` (at sequence level constant_length with length 1: each token counts its
+    sequence's objective), verl ``seq-mean-token-sum``; sequence_mean TRL ``grpo``, verl and OpenRLHF
+    ``seq-mean-token-mean``, slime; token_mean TRL ``dapo`` (``bnpo`` in one micro-batch), verl and OpenRLHF
+    ``token-mean``; constant_length TRL ``dr_grpo`` with max_completion_length, verl ``seq-mean-token-sum-norm`` with
+    loss_scale_factor. verl and OpenRLHF add 1e-8 to a length; they count fully masked sequences where the trainer
+    passes the size of the whole batch, not in a loss called by itself. TRL counts them.
     Raises: ValueError for an unknown aggregation, a length that is missing or not positive, or one without meaning.
     """
     if aggregation not in get_args(Aggregation):
@@ -154,8 +156,9 @@ def clipped_surrogate(
     GSPO, arXiv:2507.18071, eq. 5-7; dual_clip Ye et al. 2020, arXiv:1912.09729, eq. 5.
     Edge: at ratio 1 the gradient equals ``policy_gradient_loss``, under sequence_mean with weights ``sequence_mean``;
     nothing unmasked gives a loss of 0, a clip fraction of 0 and extremes of 1.
-    Parity: verl dual_clip 3, log_ratio_limit 20 (OpenRLHF too); TRL RLOO "sequence"; verl's GSPO has the same gradient
-    where the weights are constant within a sequence.
+    Parity: verl dual_clip 3, log_ratio_limit 20 (OpenRLHF too); TRL's delta is dual_clip where it is over 1 + high.
+    TRL RLOO "sequence", whose loss, not its gradient, has - A / N more for a fully masked sequence. verl's GSPO has the
+    same gradient where the weights are constant within a sequence; it clamps the log-ratio from above alone, at 10.
     Raises: ValueError out of these ranges, where shapes disagree, for a per-token A with one ratio per sequence.
     """
     low, high = _clip_bounds(clip)

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Literal
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import standardize, value_baseline
 from pgprog.algorithms.objectives import Surrogate, clipped_surrogate
 from pgprog.algorithms.update import Advantage, Metrics, Weights, update
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, Rollout
 
 

@@ -10,11 +10,11 @@ Bias: the mean holds the sample itself, so the gradient is (1 - 1/N) grad J for 
 """
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import batch_mean
 from pgprog.algorithms.update import Advantage, Metrics, update
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Policy, Rollout
 
 

@@ -10,11 +10,11 @@ Bias: none.
 """
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import leave_one_out
 from pgprog.algorithms.update import Advantage, Metrics, update
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Policy, Rollout
 
 

@@ -209,7 +209,7 @@ def score_squared_norms(
     )
     norms = []
     for k, target, completion in each:
-        one_each = _replicas(policy, k)
+        one_each = replicas_of(policy, k)
         with torch.enable_grad():
             logprob = one_each.score(target, completion)[0].sum()
         s = torch.autograd.grad(logprob, list(one_each.parameters()), materialize_grads=True)
@@ -217,7 +217,7 @@ def score_squared_norms(
     return torch.cat(norms).view(K, P, G)
 
 
-def _replicas(policy: Policy, of: Int[Tensor, "N"]) -> Policy:
+def replicas_of(policy: Policy, of: Int[Tensor, "N"]) -> Policy:
     """A policy of N replicas with the parameters of these."""
     other = copy.deepcopy(policy)
     for name, p in policy.named_parameters():

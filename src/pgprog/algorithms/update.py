@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import reward_to_go
+from pgprog.algorithms.diagnostics import rollout_metrics, step_metrics
 from pgprog.algorithms.objectives import (
     Surrogate,
     aggregate,
     policy_gradient_loss,
     sequence_sum_mean,
-    token_mean,
     token_value_loss,
     value_loss,
 )
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, PrefixCritic, Rollout, rollout
 
 Draw = Callable[[Policy, ReplicaGenerator, int, int], Rollout]
@@ -81,7 +81,7 @@ def update(
 
     Returns:
         ``rollout_metrics`` of the batch, and of the last step, before it is made: ``loss``, ``value_loss``,
-        ``grad_norm`` (before it is scaled down) and those of objective and trust region.
+        ``grad_norm`` (before it is scaled down), ``step_metrics`` and those of objective and trust region.
 
     Raises:
         ValueError: fewer than one prompt, completion, epoch or minibatch, more minibatches than prompts, or a norm
@@ -101,6 +101,7 @@ def update(
     if critic is not None:
         batch = with_values(batch, critic)
     A = advantage(batch).detach()
+    moved = epochs * minibatches > 1 or batch.old_logprobs is not None  # the ratio may differ from 1
     if batch.old_logprobs is None:
         batch = batch._replace(old_logprobs=batch.logprobs.detach())
     fresh = minibatches == 1  # the scores of the rollout serve for the first step
@@ -119,10 +120,11 @@ def update(
             optimizer.zero_grad()
             torch.stack(list(losses.values())).sum().backward()  # summed over replicas: their gradients stay their own
             grad_norm = clip_grad_norm(policy.parameters(), max_grad_norm)
-            moved = {} if trust_region is None else trust_region(policy, batch, A)
+            natural = {} if trust_region is None else trust_region(policy, batch, A)
             optimizer.step()
     losses = {name: loss.detach() for name, loss in losses.items()}
-    return rollout_metrics(batch, A) | losses | {"grad_norm": grad_norm} | surrogate.metrics | moved
+    distances = step_metrics(part, logprobs, moved=moved)
+    return rollout_metrics(batch, A) | losses | {"grad_norm": grad_norm} | surrogate.metrics | natural | distances
 
 
 def with_values(batch: Rollout, critic: Critic | PrefixCritic) -> Rollout:
@@ -167,47 +169,3 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Float
         for g in grads:
             g.mul_(scale)
     return norm
-
-
-@torch.no_grad()
-def rollout_metrics(batch: Rollout, A: Float[Tensor, "K P G"] | Float[Tensor, "K P G T"]) -> Metrics:
-    """What a batch says before it is learned from, each (K,); shares are in [0, 1].
-
-    - ``success``: share of completions that meet the target; ``reward``: the mean of what is paid for them
-    - ``entropy``: per token, in nats; ``length``: tokens per completion
-    - ``advantage_mean``, ``advantage_std`` (ddof 0), ``frac_zero_advantage``: completions whose A is exactly 0 move
-      nothing
-    - ``sampled``: completions that a filter had to draw, where there is one
-    - ``frac_reward_zero_std``: groups of equal rewards, ``frac_all_wrong`` and ``frac_all_right`` its two kinds (G > 1
-      only)
-    """
-    axes = (-2, -1)
-    if A.dim() > batch.rewards.dim():
-        A = A.where(batch.mask, 0)
-        per_sequence = A.sum(-1) / batch.mask.sum(-1).clamp(min=1)
-        zero = (A == 0).all(-1)
-    else:
-        per_sequence, zero = A, A == 0
-    mean = per_sequence.mean(axes, keepdim=True)
-    metrics = {
-        "success": batch.success.to(A.dtype).mean(axes),
-        "reward": batch.rewards.mean(axes),
-        "entropy": token_mean(batch.entropies, batch.mask),
-        "length": batch.mask.sum(-1).to(A.dtype).mean(axes),
-        "advantage_mean": per_sequence.mean(axes),
-        # Not std(): its kernel rounds one replica otherwise than the same one among others.
-        "advantage_std": (per_sequence - mean).square().mean(axes).sqrt(),
-        "frac_zero_advantage": zero.to(A.dtype).mean(axes),
-    }
-    if batch.sampled is not None:
-        metrics["sampled"] = batch.sampled
-    if batch.rewards.shape[-1] > 1:
-        equal = batch.rewards.amax(-1) == batch.rewards.amin(-1)
-        wrong, right = ~batch.success.any(-1), batch.success.all(-1)
-        for name, groups in (
-            ("frac_reward_zero_std", equal),
-            ("frac_all_wrong", equal & wrong),
-            ("frac_all_right", equal & right),
-        ):
-            metrics[name] = groups.to(A.dtype).mean(-1)
-    return metrics

@@ -4,23 +4,26 @@
 
 A batch is S slots (the arms of a bandit; the completions of one prompt, or of several), and slot s shows outcome y with
 probability pi_s(y), on its own. Any rewards, any statistic, a black box included; Y^S batches, so for tiny problems.
-Letters: S slots, Y outcomes, B batches, D parameters.
+Letters: S slots, Y outcomes, B batches, D parameters; M runs, the outcomes of n slots that are alike, in any order.
 """
 
 import copy
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.optim import SGD
 
+from pgprog.algorithms.sampling import Past
 from pgprog.algorithms.update import Metrics
 from pgprog.errors import UsageError
 from pgprog.foreign import call_checked
 from pgprog.noise import ReplicaGenerator
-from pgprog.policy import Critic, Policy
+from pgprog.optimizer import Still
+from pgprog.policy import Critic, Policy, PrefixCritic
 
 MOST_BATCHES = 2_000_000
 BATCHES_AT_ONCE = 512
@@ -47,37 +50,67 @@ class Moments(NamedTuple):
         return self.trace + self.mean.square().sum()
 
 
-def black_box_moments(estimator: Estimator, pi: Float[Tensor, "S Y"], name: str = "the estimator") -> Moments:
-    """Enumerate all Y^S batches and average what the estimator returns.
+def black_box_moments(
+    estimator: Estimator,
+    pi: Float[Tensor, "S Y"],
+    name: str = "the estimator",
+    *,
+    alike: int = 1,
+    accepted: Callable[[Int[Tensor, "B S"]], Bool[Tensor, "B"]] | None = None,
+) -> Moments:
+    """Average what the estimator returns over all Y^S batches; one that cannot happen is not tried.
 
     Args:
         estimator: gets outcomes (B, S) of B batches, returns their gradients (B, D), finite and detached; must not
             draw random numbers. See ``one_at_a_time`` for a function of a single batch, ``first_gradient`` for a rung.
         pi: the probability of each outcome in each slot, rows that sum to 1.
         name: of the estimator, for messages.
+        alike: n; each run of n slots has one row of pi, and the estimator does not mind their order. Then one order is
+            tried for all: ((Y + n - 1) over n) ^ (S / n) batches, each with n! / (k_1! ... k_Y!) of every run.
+        accepted: the batches that count, from their outcomes; the moments are conditional on it, P(batch | accepted).
 
-    Raises: UsageError where there are too many batches, or where the estimator raises or returns something else.
+    Raises: UsageError where there are too many batches, none is accepted, or the estimator raises or returns something
+        else; ValueError where slots said to be alike are not.
     """
     S, Y = pi.shape
-    if (batches := Y**S) > MOST_BATCHES:
+    if S % alike or not (pi.unflatten(0, (-1, alike)) == pi[::alike].unsqueeze(1)).all():
+        raise ValueError(f"alike {alike}: each run of so many of the {S} slots must have the same probabilities")
+    M = math.comb(Y + alike - 1, alike)
+    if (batches := M ** (S // alike)) > MOST_BATCHES:
         raise UsageError(
             f"{Y} outcomes in {S} slots make {batches:,} batches, over the limit of {MOST_BATCHES:,}: "
             "give a smaller group, fewer actions or shorter sequences"
         )
+    outcomes_of, ways = runs(Y, alike)
     first: Tensor | None = None
-    mean, second = pi.new_zeros(()), pi.new_zeros(())
+    mean, second, total = (pi.new_zeros(()) for _ in range(3))
     for start in range(0, batches, BATCHES_AT_ONCE):
         number = torch.arange(start, min(start + BATCHES_AT_ONCE, batches))
-        outcomes = number.unsqueeze(1) // Y ** torch.arange(S - 1, -1, -1) % Y
+        run = number.unsqueeze(1) // M ** torch.arange(S // alike - 1, -1, -1) % M
+        outcomes = outcomes_of[run].flatten(1)
+        chance = pi[torch.arange(S), outcomes].prod(1) * ways.to(pi.dtype)[run].prod(1)
+        tried = chance > 0 if accepted is None else (chance > 0) & accepted(outcomes)
+        if not tried.any():
+            continue
+        outcomes, chance = outcomes[tried], chance[tried]
         g = _call(estimator, outcomes, name).to(pi.dtype)
-        chance = pi[torch.arange(S), outcomes].prod(1)
         first = g[0] if first is None else first
         if g.shape[1:] != first.shape:
             raise UsageError(f"{name} returned gradients of {g.shape[1]} and of {len(first)} numbers: one size wanted")
         g = g - first  # a shift that keeps what is constant from cancelling
-        mean, second = mean + chance @ g, second + g.mT @ (chance.unsqueeze(1) * g)
-    assert first is not None
+        mean, second, total = mean + chance @ g, second + g.mT @ (chance.unsqueeze(1) * g), total + chance.sum()
+    if first is None:
+        raise UsageError(f"{name} accepts no batch: give a policy that sometimes fails and sometimes succeeds")
+    if accepted is not None:
+        mean, second = mean / total, second / total
     return Moments(mean + first, second - torch.outer(mean, mean))
+
+
+def runs(Y: int, n: int) -> tuple[Int[Tensor, "M n"], Float[Tensor, "M"]]:
+    """The outcomes of n slots, ascending, and in how many orders each comes."""
+    each = list(itertools.combinations_with_replacement(range(Y), n))
+    ways = [math.factorial(n) // math.prod(math.factorial(run.count(y)) for y in set(run)) for run in each]
+    return torch.tensor(each), torch.tensor(ways, dtype=torch.float64)
 
 
 def _call(estimator: Estimator, outcomes: Int[Tensor, "B S"], name: str) -> Tensor:
@@ -116,7 +149,9 @@ def first_gradient(
     tokens: Int[Tensor, "Y T"],
     *,
     replica: int = 0,
-    critic: Critic | None = None,
+    critic: Critic | PrefixCritic | None = None,
+    reference: Policy | None = None,
+    old: Policy | None = None,
     **options: Any,
 ) -> Estimator:
     """A rung's own train step as a black box: the gradient of J of its first epoch, no entropy term, nothing clipped.
@@ -126,26 +161,37 @@ def first_gradient(
         targets: the prompts of a batch; its slots are their completions, (P, G) in order.
         tokens: every completion, in the order of the outcomes: ``completions(policy, ...).tokens``.
         replica: whose parameters; each batch gets a copy of them, all in one pass.
+        critic, reference: copied likewise, for a train step that takes them.
+        old: the policy of one update ago, that sampled: handed on as ``past``, and with it its log-probabilities.
+            Whoever averages over batches then takes its probabilities.
         options: more arguments of the train step.
     """
 
     def estimator(outcomes: Tensor) -> Tensor:
         B = len(outcomes)
-        clone = replicated(policy, replica, B)
         script = tokens[outcomes].view(B, len(targets), group_size, -1)
-        clone.__dict__["sample"] = lambda *arguments: script
-        clone.__dict__["task"] = _Prompted(policy.task, targets)
-        more = dict(options)
+
+        def scripted(one: Policy) -> Policy:
+            clone = replicated(one, replica, B)
+            clone.__dict__["sample"] = lambda *arguments: script
+            clone.__dict__["task"] = _Prompted(one.task, targets.expand(B, -1))
+            return clone
+
+        clone, more = scripted(policy), dict(options)
         if group_size > 1:
             more["group_size"] = group_size
         held = list(clone.parameters())
         if critic is not None:
             more["critic"] = replicated(critic, replica, B)
             held += list(more["critic"].parameters())
+        if reference is not None:
+            more["reference"] = replicated(reference, replica, B)
+        if old is not None:
+            more["past"] = Past(scripted(old), age=1)
         train_step(
             clone,
-            SGD(held, lr=0.0),
-            ReplicaGenerator([0] * B),
+            Still(held),
+            ReplicaGenerator([0]),  # of which nothing is drawn
             prompts=len(targets),
             entropy_coef=0.0,
             max_grad_norm=float("inf"),
@@ -168,11 +214,13 @@ def replicated(module: AnyModule, replica: int, copies: int) -> AnyModule:
 class _Prompted:
     """A task whose prompts are given."""
 
-    def __init__(self, task: Any, targets: Int[Tensor, "P"]) -> None:
+    def __init__(self, task: Any, targets: Int[Tensor, "K P"]) -> None:
         self._task, self._targets = task, targets
 
     def sample_targets(self, generator: ReplicaGenerator, prompts: int) -> Int[Tensor, "K P"]:
-        return self._targets.expand(len(generator.seeds), -1)
+        return self._targets
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked of an empty copy, before it has a task
+            raise AttributeError(name)
         return getattr(self._task, name)

@@ -2,11 +2,15 @@
 
 import dataclasses
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import tyro
+
+from pgprog.algorithms.recipes import RECIPES, Recipe, find
 from pgprog.errors import UsageError, choose
 from pgprog.experiment.config import GROUP_METHODS, LADDER, TITLES, RunConfig, from_json, validate
 
@@ -15,12 +19,14 @@ if TYPE_CHECKING:
 
     from pgprog.exact.critic import Point
     from pgprog.exact.estimators import Estimator, Row, Setting
+    from pgprog.exact.recipes import Problem, RecipeRow
     from pgprog.policy import Critic, Policy
 
 FAILED = 1  # the exit code where an identity does not hold
 CRITIC_LAMBDAS = (0.0, 0.5, 0.8, 0.9, 0.95, 1.0)
 CRITIC_ERRORS = (0.0, 0.05, 0.2)
 CRITIC_GAMMAS = (1.0, 0.9)
+MOST_BATCHES = 2_000_000  # of --recipes; pgprog.exact.blackbox has the same, and brings torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,12 @@ class Exact:
 
     algos: tuple[str, ...] = LADDER
     """Which estimators, of reinforce, actor_critic, ppo, rloo, grpo."""
+    recipes: tuple[str, ...] = ()
+    """In place of --algos: recipes, or "all", over every batch of a tiny problem, with fresh and with stale data."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Change one choice of the --recipes, as in constraint.clip_high=0.28; may be given several times."""
+    stale_step: float = 0.05
+    """With --recipes: how far that update moved a parameter at most, Adam's learning rate."""
     advantage: str | None = None
     """FILE.py:function, one row more: a function of rewards (P, G), or of rewards and values (P,)."""
     run: Path | None = None
@@ -57,20 +69,20 @@ class Exact:
     """Which policy [default: 0, or the run's first]."""
 
     seq_len: int | None = None
-    """Tokens of a completion [default: 3, or the run's]. 5 takes some minutes."""
+    """Tokens of a completion [default: 3, or the run's, 2 with --recipes]. 5 takes some minutes."""
     digits: int | None = None
-    """How many digits there are [default: 10, or the run's]."""
+    """How many digits there are [default: 10, or the run's, 2 with --recipes]."""
     variable_length: bool = False
-    """EOS is a token of the policy, and a completion may end early."""
+    """EOS is a token of the policy, and a completion may end early: always with --recipes."""
     targets: Literal["uniform", "sum"] | None = None
     """Targets uniform over 0..9L, or the sum of L random digits [default: uniform, or the run's]."""
     prompt_form: Literal["state", "tokens"] | None = None
     """The target as the policy's initial state, or as digit tokens that it reads [default: state, or the run's]."""
     hidden: int | None = None
-    """Hidden units of the policy, and of the critic [default: 64, or the run's]."""
+    """Hidden units of the policy, and of the critic [default: 64, or the run's, 4 with --recipes]."""
 
-    group_size: int = 8
-    """Completions of each prompt, for rloo, grpo and your own function."""
+    group_size: int | None = None
+    """Completions of each prompt, for rloo, grpo and your own function [default: 8, 4 with --recipes]."""
     rollouts: int = 64
     """What every estimator pays: so many prompts, or rollouts / G prompts with G completions each."""
     resamples: int = 400
@@ -83,6 +95,12 @@ class Exact:
     """Replace what an earlier call left in --out."""
     json: bool = False
     """Print JSON, in place of tables."""
+
+    @property
+    def G(self) -> int:
+        """Completions of each prompt."""
+        default = 4 if self.recipes else 8
+        return default if self.group_size is None else self.group_size
 
 
 def foundations(args: Foundations) -> int:
@@ -113,6 +131,8 @@ def foundations(args: Foundations) -> int:
 
 def exact(args: Exact) -> int:
     """Run ``pgprog exact``."""
+    if args.recipes or args.set:
+        return exact_recipes(args)
     check(args)
     import torch
     from rich.console import Console
@@ -126,9 +146,9 @@ def exact(args: Exact) -> int:
 
     torch.set_num_threads(1)
     config = configuration(args)
-    rows_of = [ladder_estimator(algo, args.group_size) for algo in args.algos]
+    rows_of = [ladder_estimator(algo, args.G) for algo in args.algos]
     if args.advantage is not None:
-        rows_of.append(users_estimator(args.advantage, load_advantage(args.advantage), args.group_size))
+        rows_of.append(users_estimator(args.advantage, load_advantage(args.advantage), args.G))
     policy, critic, seed = subject(args, config)
     directory = None if args.out is None else output_directory(args.out, args.overwrite)
     console = Console(stderr=args.json)
@@ -149,11 +169,11 @@ def exact(args: Exact) -> int:
         "success_by_target": setting.scores.p.tolist(),
         "gradient_norm": setting.gradient.norm().item(),
         "rollouts": args.rollouts,
-        "group_size": args.group_size,
+        "group_size": args.G,
         "estimators": [asdict(row) for row in rows],
         "curves": curves(rows_of, setting),
         "critic": [point._asdict() for point in points],
-        "explanations": explanations(rows, args.group_size),
+        "explanations": explanations(rows, args.G),
         "wall_seconds": time.perf_counter() - started,
     }
     figures = []
@@ -170,6 +190,121 @@ def exact(args: Exact) -> int:
     return 0
 
 
+def exact_recipes(args: Exact) -> int:
+    """Run ``pgprog exact --recipes``."""
+    recipes = check_recipes(args)
+    import torch
+    from rich.console import Console
+
+    from pgprog.commands import progress_bars
+    from pgprog.exact.recipes import tempered, tiny_problem
+    from pgprog.experiment import rundir
+    from pgprog.report.exact_tables import print_recipes
+
+    torch.set_num_threads(1)
+    sizes = {name: value for name in PROBLEM_OPTIONS if (value := getattr(args, name)) is not None}
+    problem = tiny_problem(args.seed or 0, group_size=args.G, step=args.stale_step, **sizes)
+    directory = None if args.out is None else output_directory(args.out, args.overwrite)
+    console = Console(stderr=args.json)
+    started = time.perf_counter()
+    with progress_bars(console) as bars:
+        rows = [recipe_row(recipe, problem, bars) for recipe in recipes]
+    found = {
+        "command": rundir.command(),
+        "created": rundir.now(),
+        "environment": rundir.environment(),
+        **described(tempered(problem, recipes[0].sampling.temperature)),  # --set gives all of them the same
+        "seed": args.seed or 0,
+        "stale_step": args.stale_step,
+        "set": list(args.set),
+        "recipes": [asdict(row) for row in rows],
+        "wall_seconds": time.perf_counter() - started,
+    }
+    if directory is not None:
+        rundir.write_json(directory / OUTPUT, found)
+    if args.json:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print_recipes(console, found)
+        if directory is not None:
+            console.print(f"Saved in {directory}: {OUTPUT}", soft_wrap=True)
+    return 0
+
+
+def recipe_row(recipe: Recipe, problem: "Problem", bars: "Progress") -> "RecipeRow":
+    """One row of --recipes, behind a bar."""
+    from pgprog.exact.recipes import measure
+
+    bar = bars.add_task(f"batches of {recipe.title}", total=2, success="")
+    return measure(recipe, problem, lambda: bars.advance(bar))
+
+
+def described(problem: "Problem") -> dict[str, Any]:
+    """What the numbers of --recipes are of."""
+    from pgprog.exact.recipes import outcome_probabilities, rewards_of, true_gradient
+
+    def success(policy: "Policy") -> list[float]:
+        return (outcome_probabilities(policy, problem) * rewards_of(problem)).sum(1).tolist()
+
+    return {
+        "task": asdict(problem.policy.task),
+        "hidden": problem.policy.head_weight.shape[1],
+        "targets": problem.targets.tolist(),
+        "group_size": problem.group_size,
+        "completions": len(problem.targets) * problem.group_size,
+        "success_by_target": success(problem.policy),
+        "success_by_target_one_update_ago": success(problem.old),
+        "kl_of_the_update": problem.distance,
+        "gradient_norm": true_gradient(problem).norm().item(),
+    }
+
+
+PROBLEM_OPTIONS = ("seq_len", "digits", "hidden", "prompt_form")
+NOT_WITH_RECIPES = {
+    "algos": "name a rung among the recipes",
+    "advantage": "measure it beside --algos",
+    "run": "all batches are tried at a tiny policy, not at that of a run",
+    "algo": "all batches are tried at a tiny policy, not at that of a run",
+    "critic_curves": "ask for them alone",
+    "targets": "the prompts are given, the least and the largest target",
+    "rollouts": "a batch is two prompts with --group-size completions each",
+    "resamples": "nothing is sampled",
+}
+
+
+def check_recipes(args: Exact) -> list[Recipe]:
+    """The recipes that --recipes names, with --set; raises UsageError for what can be seen without work."""
+    if not args.recipes:
+        raise UsageError(f"--set {args.set[0]} changes a recipe: name one or more with --recipes")
+    for name, instead in NOT_WITH_RECIPES.items():
+        if getattr(args, name) != getattr(Exact, name):
+            raise UsageError(f"--{name.replace('_', '-')} with --recipes: {instead}")
+    names = tuple(RECIPES) if args.recipes == ("all",) else args.recipes
+    if len(set(names)) < len(names):
+        raise UsageError(f"--recipes {' '.join(names)} names one twice: give each once")
+    for name, least in {"seq_len": 1, "digits": 2, "hidden": 1, "group_size": 2}.items():
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is too small: give {least} or more")
+    if not 0 <= args.stale_step <= 10:
+        raise UsageError(f"--stale-step {args.stale_step:g} is out of range: give 0 (no update) to 10")
+    if args.seed is not None and not 0 <= args.seed < 2**63 - 1:
+        raise UsageError(f"--seed {args.seed} is out of range: give an integer in [0, 2**63 - 1)")
+    refuse_too_many_batches(args)
+    return [find(name, args.set) for name in names]
+
+
+def refuse_too_many_batches(args: Exact) -> None:
+    """Raise UsageError where the batches of --recipes are more than can be tried."""
+    L, digits = args.seq_len or 2, args.digits or 2
+    Y = sum(digits**t for t in range(min(L, 64) + 1))
+    batches = math.comb(Y + args.G - 1, args.G) ** 2 if args.G <= 64 else math.inf
+    if batches > MOST_BATCHES:
+        raise UsageError(
+            f"--seq-len {L}, --digits {digits} and --group-size {args.G} with --recipes make {float(batches):.3g} "
+            f"batches of {Y:,} completions, over the limit of {MOST_BATCHES:,}: give less of one"
+        )
+
+
 OUTPUT = "exact.json"
 TASK_OPTIONS = ("seq_len", "digits", "targets", "prompt_form", "hidden")
 
@@ -184,11 +319,11 @@ def check(args: Exact) -> None:
         raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}, or --advantage")
     if args.resamples < 0 or args.resamples == 1:
         raise UsageError(f"--resamples {args.resamples}: give 2 or more, for error bars, or 0 for none")
-    if args.group_size < 2:
-        raise UsageError(f"--group-size {args.group_size}: completions of one prompt are compared, give 2 or more")
-    if not args.group_size <= args.rollouts <= 1000 or args.rollouts % args.group_size:
+    if args.G < 2:
+        raise UsageError(f"--group-size {args.G}: completions of one prompt are compared, give 2 or more")
+    if not args.G <= args.rollouts <= 1000 or args.rollouts % args.G:
         raise UsageError(
-            f"--rollouts {args.rollouts} with --group-size {args.group_size}: give a multiple of the group size, "
+            f"--rollouts {args.rollouts} with --group-size {args.G}: give a multiple of the group size, "
             "at most 1000, so that every estimator pays the same"
         )
     if args.seed is not None and not 0 <= args.seed < 2**63:
@@ -207,7 +342,7 @@ def configuration(args: Exact) -> RunConfig:
 
     if args.run is None:
         chosen = {name: getattr(args, name) for name in TASK_OPTIONS if getattr(args, name) is not None}
-        base = RunConfig(seq_len=3, variable_length=args.variable_length, dtype="float64", group_size=args.group_size)
+        base = RunConfig(seq_len=3, variable_length=args.variable_length, dtype="float64", group_size=args.G)
         return validate(dataclasses.replace(base, **chosen))
     path = run_directory(args) / rundir.CONFIG
     config = validate(from_json(RunConfig, rundir.read_json(path), path))

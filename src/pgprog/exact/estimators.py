@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.optim import SGD
 
 from pgprog.algorithms import actor_critic, grpo, ppo, reinforce, rloo
 from pgprog.algorithms.ladder import TRAIN_STEPS
@@ -29,6 +28,7 @@ from pgprog.exact.scores import ScoreMoments
 from pgprog.exact.weight import GroupAdvantage, effective_weight, group_advantage, implied_objective
 from pgprog.foreign import call_on_rewards
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Still
 from pgprog.policy import Critic, Policy, Rollout
 
 RESAMPLES_AT_ONCE = 100
@@ -299,7 +299,7 @@ def gradients_of(
         held += list(options["critic"].parameters())
     if estimator.name == "ppo":
         options["epochs"] = 1  # where every ratio is 1
-    still, generator = SGD(held, lr=0.0), ReplicaGenerator(seeds, "resample")
+    still, generator = Still(held), ReplicaGenerator(seeds, "resample")
     if estimator.name in TRAIN_STEPS:
         if estimator.group_size > 1:
             options["group_size"] = estimator.group_size

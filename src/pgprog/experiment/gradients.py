@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.optim import SGD
 
 from pgprog.algorithms.recipes import at_first_gradient
 from pgprog.experiment.config import RunConfig
 from pgprog.experiment.learner import make_learner
 from pgprog.experiment.loop import step_options, train_step_of
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Still
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def gradients(config: RunConfig, resamples: int, rollouts: int, policy_seed: int
         options["recipe"] = at_first_gradient(config.choices)
     elif config.algo == "ppo":
         options["epochs"] = 1  # where every ratio is 1
-    still = SGD([*parameters, *(learner.critic.parameters() if learner.critic else ())], lr=0.0)
+    still = Still([*parameters, *(learner.critic.parameters() if learner.critic else ())])
     train_step_of(config)(learner.policy, still, ReplicaGenerator(range(resamples), "resample"), **options)
     return -torch.cat([p.grad.flatten(1) for p in parameters if p.grad is not None], dim=1).double()
 

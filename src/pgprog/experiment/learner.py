@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Adam
 
 from pgprog.algorithms.sampling import Past, copy_of
 from pgprog.env import DigitSum
@@ -17,6 +16,7 @@ from pgprog.errors import UsageError, said
 from pgprog.experiment import rundir
 from pgprog.experiment.config import RunConfig, Settings
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Adam
 from pgprog.policy import Critic, Policy, PrefixCritic
 
 
@@ -79,9 +79,10 @@ def make_learner(config: RunConfig, seeds: Sequence[int]) -> Learner:
         kind = Critic if recipe.critic == "prompt" else PrefixCritic
         critic = kind(task, ReplicaGenerator(seeds, "critic"), config.hidden, dtype)
         groups.append({"params": list(critic.parameters()), "lr": config.critic_lr})
+    optimizer = Adam(groups)
     reference = copy_of(policy) if recipe.reference else None
     past = Past(policy, recipe.sampling.age) if recipe.sampling.age > 0 else None
-    return Learner(policy, critic, Adam(groups), reference, past)
+    return Learner(policy, critic, optimizer, reference, past)
 
 
 def named_tensors(learner: Learner) -> dict[str, Tensor]:
@@ -91,8 +92,7 @@ def named_tensors(learner: Learner) -> dict[str, Tensor]:
         tensors |= {f"critic.{name}": p.detach() for name, p in learner.critic.named_parameters()}
     if learner.past is not None:
         tensors |= {f"past.{name}": tensor for name, tensor in learner.past.named_tensors().items()}
-    for index, state in learner.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in learner.optimizer.named_tensors().items()}
     return tensors
 
 
@@ -119,12 +119,6 @@ def restore(directory: Path, config: RunConfig, seeds: Sequence[int], learner: L
     if not path.exists():
         return None
     tensors, metadata = load_checked(directory, config, seeds)
-    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    for index, p in enumerate(parameters):
-        # A trust region moves the policy without the optimiser, which then has nothing on it.
-        p.grad = torch.zeros_like(p) if f"optimizer.{index}.step" in tensors else None
-    learner.optimizer.step()  # makes the optimiser's tensors, to be written over
-    learner.optimizer.zero_grad()
     fill(named_tensors(learner), tensors, path)
     return progress_in(metadata, config, seeds, path)
 

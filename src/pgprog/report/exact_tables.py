@@ -160,3 +160,73 @@ def critics(found: dict[str, Any]) -> Table:
             f"{point['trace']:.4f}",
         )
     return table
+
+
+def print_recipes(console: Console, found: dict[str, Any]) -> None:
+    """Every recipe's first gradient against grad J, with fresh data and with data one update old."""
+    task = found["task"]
+    p, before = (", ".join(f"{x:.3f}" for x in found[f"success_by_target{ago}"]) for ago in ("", "_one_update_ago"))
+    console.print(
+        f"At a tiny policy, seed {found['seed']}: L <= {task['seq_len']}, {task['digits']} digits, targets "
+        f"{' and '.join(map(str, found['targets']))}, success {p}, |grad J| = {found['gradient_norm']:.5f}; "
+        f"{found['completions']} completions for each recipe, every batch of them.",
+        soft_wrap=True,
+    )
+    console.print(
+        "bias = |E[g] - grad J| / |grad J|, c the best scale, rest = |E[g] - c grad J| / |E[g]|.",
+        markup=False,
+        soft_wrap=True,
+    )
+    stale = f"One update old: success was {before}, KL {found['kl_of_the_update']:.4f} nats"
+    tables = (recipe_table(found, "fresh", "Fresh data"), recipe_table(found, "stale", stale))
+    for table in tables:
+        if table.row_count:
+            console.print(table)
+    for line in recipe_notes(found):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"{found['wall_seconds']:.1f} s.")
+
+
+def recipe_table(found: dict[str, Any], which: str, title: str) -> Table:
+    """Bias over |grad J|, the best scale, and what no scale takes away."""
+    columns = ("recipe", "bias", "c", "rest", "angle", "tr Cov")
+    penalised = {"fresh": "penalised", "stale": "stale_penalised"}[which]
+    charged = any(row[penalised] for row in found["recipes"])
+    table = _table(title, *columns, *(["of J - KL"] if charged else []))
+    for row in found["recipes"]:
+        marked = escape(row["title"]) + " *" * (row["acceptance"] < 1)
+        shown = [(marked, row[which], row[penalised])]
+        shown += [(f"{marked}, F^-1 g", row["natural"], None)] if which == "fresh" else []
+        for name, numbers, other in shown:
+            if numbers is None:
+                continue
+            cells = (f"{numbers['scale']:.4f}", _share(numbers["rest"]), f"{numbers['angle']:.2f}\u00b0")
+            other_cell = [_share(other["relative_bias"]) if other else ""] if charged else []
+            table.add_row(name, _share(numbers["relative_bias"]), *cells, f"{numbers['trace']:.5g}", *other_cell)
+    return table
+
+
+def _share(value: float) -> str:
+    """Rounding is no bias."""
+    return "0" if value < ROUNDING else f"{value:.4f}"
+
+
+ROUNDING = 1e-9
+
+
+def recipe_notes(found: dict[str, Any]) -> list[str]:
+    """What the marks mean, and what is missing."""
+    rows, said = found["recipes"], []
+    filtered = [row for row in rows if row["acceptance"] < 1]
+    if filtered:
+        chances = ", ".join(f"{row['acceptance']:.4f} for {row['title']}" for row in filtered)
+        said.append(
+            "* of the groups that its filter keeps, their prompts drawn from the two; the chance of a group, with "
+            f"fresh data: {chances}."
+        )
+    if missing := [row["title"] for row in rows if row["stale"] is None]:
+        said.append(f"No stale data, by the recipe's own rules: {', '.join(missing)}.")
+    if any(row["penalised"] for row in rows):
+        said.append("of J - KL: the bias against grad (J - coef KL(pi || ref)), ref another policy.")
+    said.append(f"0 is rounding: less than {ROUNDING:g}.")
+    return said
