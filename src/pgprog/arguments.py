@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgprog.experiment.config import CompareConfig, RunConfig
+from pgprog.experiment.config import INSTRUMENTS_EVERY, CompareConfig, RunConfig
+from pgprog.experiment.grid_config import GridConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class Train(RunConfig):
     """Go on with the run in this directory, by its own settings; give no others."""
     checkpoint_every: int = 100
     """Steps between checkpoints."""
+    instruments_every: int = INSTRUMENTS_EVERY
+    """Steps between readings of the costly instruments (signal and noise of the gradient); 0 is never."""
+    exact_critic: bool = False
+    """At those readings, how far the critic is from the exact values, by enumeration: slow on a large task."""
     json: bool = False
     """Print the summary as JSON, in place of words."""
 
@@ -46,8 +51,31 @@ class Compare(CompareConfig):
     """Go on with the run in this directory, by its own settings; give no others."""
     checkpoint_every: int = 100
     """Steps between checkpoints."""
+    instruments_every: int = INSTRUMENTS_EVERY
+    """Steps between readings of the costly instruments (signal and noise of the gradient); 0 is never."""
     json: bool = False
     """Print the summary as JSON, in place of tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid(GridConfig):
+    """Train every advantage under every constraint, on one budget, across seeds: a heat map with intervals.
+
+    Example: pgprog grid --advantages leave_one_out group_z --constraints none clip_token trust_region
+    """
+
+    workers: int | None = None
+    """Processes, one thread each [default: one per core]."""
+    out: Path | None = None
+    """Run directory [default: a new one below runs/]."""
+    overwrite: bool = False
+    """Replace the run that is in --out."""
+    resume: Path | None = None
+    """Go on with the grid in this directory, by its own settings; give no others."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints."""
+    json: bool = False
+    """Print grid.json, in place of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,10 @@ from typing import Any
 import tyro
 
 from pgprog.arguments import Compare, Grid, Sample, Train
+from pgprog.doctor_command import Doctor
 from pgprog.errors import UsageError
 from pgprog.exact.commands import Exact, Foundations
+from pgprog.plan_command import Plan
 from pgprog.recipes_command import Recipes
 
 COMMANDS: dict[str, tuple[type, str]] = {
@@ -25,6 +27,8 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "foundations": (Foundations, "pgprog.exact.commands:foundations"),
     "exact": (Exact, "pgprog.exact.commands:exact"),
     "recipes": (Recipes, "pgprog.recipes_command:recipes"),
+    "plan": (Plan, "pgprog.plan_command:plan"),
+    "doctor": (Doctor, "pgprog.doctor_command:doctor"),
 }
 """Arguments of each command, and the function that takes them; imported when it is wanted, for it brings torch."""
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pgprog.arguments import Compare, Sample, Train
-from pgprog.errors import UsageError, choose
+from pgprog.arguments import Compare, Grid, Sample, Train
+from pgprog.errors import UsageError, choose, said
 from pgprog.experiment import compare as comparison
 from pgprog.experiment import rundir
 from pgprog.experiment.config import (
@@ -28,7 +28,8 @@ from pgprog.experiment.config import (
 )
 from pgprog.experiment.executor import keep_freed_memory, stop_on_interrupt
 from pgprog.experiment.learner import load_policy, make_task
-from pgprog.experiment.loop import run
+from pgprog.experiment.loop import run, values_of
+from pgprog.experiment.watch import Watch, facts_of, warnings_in
 from pgprog.noise import ReplicaGenerator
 from pgprog.report.tables import markdown, print_comparison
 
@@ -41,6 +42,7 @@ def train(args: Train) -> int:
     torch.set_num_threads(1)  # the operations are small: a second thread costs more than it brings
     keep_freed_memory()
     check_checkpoint_every(args.checkpoint_every)
+    check_instruments_every(args.instruments_every)
     if args.resume is None:
         config, seed = part(args, RunConfig), args.seed
         if args.group_steps is not None and config.choices.sampling.group:
@@ -68,13 +70,35 @@ def train(args: Train) -> int:
         stopped = stack.enter_context(stop_on_interrupt())
         bars = stack.enter_context(progress_bars(console))
         bar = bars.add_task(TITLES[config.name], total=config.steps, success="")
+        watch, behind = Watch(facts_of(config)), resume
 
         def on_step(step: int, metrics: dict[str, Any]) -> None:
+            nonlocal behind
+            if behind:  # what was said before the run was stopped is not said again
+                behind = False
+                for row in rows_so_far(directory):
+                    watch.see(row)
+            for warned in watch.see({"step": step, **values_of(metrics)[0]}):
+                say(bars.console, f"Warning, step {warned.step}: {warned.text}.")
             bars.update(bar, completed=step, success=f"success {metrics['success'].mean().item():.3f}")
 
-        result = run(config, [seed], directory, on_step, lambda: bool(stopped), args.checkpoint_every)
+        result = run(
+            config,
+            [seed],
+            directory,
+            on_step,
+            lambda: bool(stopped),
+            args.checkpoint_every,
+            instruments_every=args.instruments_every,
+            exact_critic=args.exact_critic,
+        )
         bars.update(bar, completed=result.steps)
-        summary = content | {"interrupted": result.steps < config.steps, "result": dataclasses.asdict(result)}
+        warnings = warnings_in(rows_so_far(directory), facts_of(config))
+        summary = content | {
+            "interrupted": result.steps < config.steps,
+            "result": dataclasses.asdict(result),
+            "warnings": [dataclasses.asdict(warned) for warned in warnings],
+        }
         rundir.write_json(directory / rundir.SUMMARY, summary)
     if args.json:
         print(json.dumps(summary))
@@ -82,6 +106,8 @@ def train(args: Train) -> int:
     done = f"{result.steps} steps" if result.steps == config.steps else f"{result.steps} of {config.steps} steps"
     say(console, f"{TITLES[config.name]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
     say(console, f"{result.rollouts:,} rollouts, {result.tokens[0]:,} tokens, {result.wall_seconds:.1f} s")
+    for warned in warnings:
+        say(console, f"Warning, from step {warned.step}: {warned.text}.")
     for exception in config.exceptions():
         say(console, f"Exception from the shared settings: {exception}.")
     say(console, f"Saved in {directory}. See completions: pgprog sample --run {directory} --target 23")
@@ -94,8 +120,8 @@ def compare(args: Compare) -> int:
     """Run ``pgprog compare``."""
     torch.set_num_threads(1)
     check_checkpoint_every(args.checkpoint_every)
-    if args.workers is not None and args.workers < 1:
-        raise UsageError(f"--workers {args.workers} is too few: give 1 or more")
+    check_instruments_every(args.instruments_every)
+    workers = workers_of(args.workers)
     if args.resume is None:
         config = part(args, CompareConfig)
         content = configuration(config)
@@ -123,8 +149,9 @@ def compare(args: Compare) -> int:
                 config,
                 content,
                 directory,
-                workers=args.workers or cores(),
+                workers=workers,
                 checkpoint_every=args.checkpoint_every,
+                instruments_every=args.instruments_every,
                 on_progress=lambda p: bars.update(tasks[p.name], completed=p.step, success=f"success {p.success:.3f}"),
                 on_idle=import_for_reports,
             )
@@ -197,9 +224,18 @@ def sample(args: Sample) -> int:
     return 0
 
 
-def import_for_reports() -> None:
+def rows_so_far(directory: Path) -> list[dict[str, Any]]:
+    """The metrics that a run has written; none where it has not made a step."""
+    path = directory / rundir.METRICS
+    try:
+        return rundir.read_rows(path) if path.exists() else []
+    except ValueError as error:
+        raise UsageError(f"{path} is no file of metrics ({said(error)}): the file is damaged") from error
+
+
+def import_for_reports(figures: str = "pgprog.report.figures") -> None:
     """Import what the end of a comparison wants: a second's work, which has time while the last runs train."""
-    for module in ("scipy.stats", "pgprog.report.figures"):
+    for module in ("scipy.stats", figures):
         importlib.import_module(module)
 
 
@@ -214,10 +250,10 @@ def configuration(config: Settings) -> dict[str, Any]:
     return head | dataclasses.asdict(config)
 
 
-def resumed(args: Train | Compare, kind: type[T]) -> tuple[T, dict[str, Any]]:
+def resumed(args: Train | Compare | Grid, kind: type[T]) -> tuple[T, dict[str, Any]]:
     """The configuration of the run to go on with, and its file; UsageError where settings are given beside it."""
     assert args.resume is not None
-    usual, free = type(args)(), {"resume", "json", "checkpoint_every", "workers"}
+    usual, free = type(args)(), {"resume", "json", "checkpoint_every", "instruments_every", "exact_critic", "workers"}
     given = [f.name for f in dataclasses.fields(args) if getattr(args, f.name) != getattr(usual, f.name)]
     if extra := ["--" + name.replace("_", "-") for name in given if name not in free]:
         raise UsageError(f"--resume takes its settings from {args.resume}: leave out {', '.join(extra)}")
@@ -229,6 +265,18 @@ def resumed(args: Train | Compare, kind: type[T]) -> tuple[T, dict[str, Any]]:
 def check_checkpoint_every(steps: int) -> None:
     if steps < 1:
         raise UsageError(f"--checkpoint-every {steps} is too small: give 1 or more steps")
+
+
+def check_instruments_every(steps: int) -> None:
+    if steps < 0:
+        raise UsageError(f"--instruments-every {steps} is out of range: give 1 or more steps, or 0 for never")
+
+
+def workers_of(given: int | None) -> int:
+    """Of --workers, or one per core."""
+    if given is not None and given < 1:
+        raise UsageError(f"--workers {given} is too few: give 1 or more")
+    return given or cores()
 
 
 def say(console: Console, text: str) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 from pgprog.algorithms.recipes import RECIPES, advantage_words
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
-from pgprog.experiment.config import LADDER, CompareConfig, RunConfig
+from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, CompareConfig, RunConfig, seeds_of
 from pgprog.experiment.executor import Job, Measurement, Progress, run_jobs
 from pgprog.experiment.gradients import GradientNoise, ratio_of_single_successes
 from pgprog.experiment.loop import EVALUATION_COMPLETIONS, Result
+from pgprog.experiment.watch import facts_of, warnings_in
 from pgprog.stats import bootstrap_mean, percentile_coverage
 
 EQUAL = "-equal-rollouts"
@@ -38,12 +39,7 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
         raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}")
     if config.recipes and config.algos != LADDER:
         raise UsageError("--algos and --recipes: give one of them, the rungs are recipes too")
-    if config.seeds < 1:
-        raise UsageError(f"--seeds {config.seeds} is too few: give how many seeds to train, 1 or more")
-    if config.seeds > 1000:
-        raise UsageError(f"--seeds {config.seeds} is too many at once: give 1000 or fewer")
-    if not 0 <= config.first_seed < 2**62:
-        raise UsageError(f"--first-seed {config.first_seed} is out of range: give an integer in [0, 2**62)")
+    seeds = seeds_of(config.seeds, config.first_seed)
     if config.group_steps is not None and config.group_steps < 1:
         raise UsageError(f"--group-steps {config.group_steps} is too small: give 1 or more")
     if len(set(config.names)) < len(config.names):
@@ -58,7 +54,6 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
                 f"--equal-rollouts {budget} is less than one step: the largest takes {most}, give that or more"
             )
         budget = most
-    seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
 
     def job(name: str, run: RunConfig) -> Job:
         return Job(name, run, seeds, None if directory is None else rundir.run_of(directory, name))
@@ -79,6 +74,7 @@ def compare(
     checkpoint_every: int,
     on_progress: Callable[[Progress], None],
     on_idle: Callable[[], None] = lambda: None,
+    instruments_every: int = INSTRUMENTS_EVERY,
 ) -> dict[str, Any]:
     """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary.
 
@@ -88,13 +84,11 @@ def compare(
     """
     main, equal, budget = plan(config, directory)
     outcome = Outcome()
-    for job in (*main, *equal):
-        assert job.directory is not None
-        job.directory.mkdir(parents=True, exist_ok=True)
-        rundir.write_json(job.directory / rundir.CONFIG, job.config.as_dict() | {"seeds": list(job.seeds)})
+    prepare([*main, *equal])
     noise = [Measurement(job.name, job.config) for job in main]
+    jobs: list[Job | Measurement] = [*noise, *main, *equal]
     try:
-        for done, result in run_jobs([*noise, *main, *equal], workers, checkpoint_every, on_progress, on_idle):
+        for done, result in run_jobs(jobs, workers, checkpoint_every, on_progress, on_idle, instruments_every):
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
             elif result.steps > 0:  # Ctrl-C may reach a run before its first step
@@ -105,9 +99,20 @@ def compare(
         if job.config.steps * job.config.most_rollouts_per_step == budget and job.name in outcome.main:
             outcome.equal.setdefault(job.name, outcome.main[job.name])
     summary = head | summarise(config, outcome, budget)
+    for job in main:
+        if job.config.name in summary["algorithms"]:
+            summary["algorithms"][job.config.name]["warnings"] = warnings_of(job)
     rundir.write_json(directory / rundir.SUMMARY, summary)
     write_curves(directory / "curves.csv", [*main, *equal])
     return summary
+
+
+def prepare(jobs: Iterable[Job]) -> None:
+    """Make each run's directory, with its configuration, before the first of them starts."""
+    for job in jobs:
+        assert job.directory is not None
+        job.directory.mkdir(parents=True, exist_ok=True)
+        rundir.write_json(job.directory / rundir.CONFIG, job.config.as_dict() | {"seeds": list(job.seeds)})
 
 
 def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str, Any]:
@@ -153,6 +158,18 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
     }
 
 
+def warnings_of(job: Job) -> list[dict[str, Any]]:
+    """Each kind of warning that a run gave: in how many seeds, and what it said of the first of them."""
+    assert job.directory is not None
+    said: dict[str, dict[str, Any]] = {}
+    rows = rundir.read_rows(job.directory / rundir.METRICS)
+    for seed in job.seeds:
+        for warned in warnings_in((row for row in rows if row["seed"] == seed), facts_of(job.config)):
+            first = {"kind": warned.kind, "seeds": 0, "of": len(job.seeds), "step": warned.step, "text": warned.text}
+            said.setdefault(warned.kind, first)["seeds"] += 1
+    return list(said.values())
+
+
 def paired(a: str, b: str, outcome: Outcome) -> dict[str, Any]:
     """Success of b minus that of a, seed by seed: both saw the same prompts."""
     differences = (np.asarray(outcome.main[b].success) - np.asarray(outcome.main[a].success)).tolist()
@@ -161,15 +178,7 @@ def paired(a: str, b: str, outcome: Outcome) -> dict[str, Any]:
 
 def notes(config: CompareConfig, outcome: Outcome) -> list[str]:
     """What a reader must know before he believes the numbers."""
-    said = []
-    if config.seeds == 1:
-        said.append("One seed has no interval: nothing here tells an algorithm from its luck.")
-    else:
-        n = config.seeds
-        said.append(
-            f"Intervals are 95% percentile bootstraps over {n} seeds. With few seeds they are too narrow: for normal "
-            f"scores and {n} seeds they cover the mean {percentile_coverage(n):.1%} of the time."
-        )
+    said = [note_on_intervals(config.seeds)]
     if {"rloo", "grpo"} <= outcome.noise.keys():
         G, ratio = config.group_size, outcome.noise["grpo"].mean_norm / max(outcome.noise["rloo"].mean_norm, 1e-300)
         said.append(
@@ -179,6 +188,16 @@ def notes(config: CompareConfig, outcome: Outcome) -> list[str]:
             "The network enters only through its success probabilities."
         )
     return said
+
+
+def note_on_intervals(n: int) -> str:
+    """What intervals over n seeds are worth."""
+    if n == 1:
+        return "One seed has no interval: nothing here tells an algorithm from its luck."
+    return (
+        f"Intervals are 95% percentile bootstraps over {n} seeds. With few seeds they are too narrow: for normal "
+        f"scores and {n} seeds they cover the mean {percentile_coverage(n):.1%} of the time."
+    )
 
 
 def write_curves(path: Path, jobs: Iterable[Job]) -> None:

@@ -14,6 +14,8 @@ LADDER = tuple(recipe.name for recipe in LADDER_RECIPES)
 TITLES = {name: recipe.title for name, recipe in RECIPES.items()}
 GROUP_METHODS = tuple(name for name in LADDER if RECIPES[name].sampling.group)
 CRITIC_METHODS = tuple(name for name in LADDER if RECIPES[name].critic != "none")
+INSTRUMENTS_EVERY = 25
+"""A reading costs about a training step; so all instruments stay under 5% of a run: benchmarks/instruments.py."""
 PPO_ONLY = {
     "ppo_epochs": "sampling.epochs",
     "clip": "constraint.clip_low and constraint.clip_high",
@@ -255,6 +257,17 @@ def validate(config: RunConfig) -> RunConfig:
             f"{config.hidden} hidden units is {states:.3g} numbers, over {MAX_HIDDEN_STATES:.3g}: give less of one"
         )
     return config
+
+
+def seeds_of(count: int, first: int) -> tuple[int, ...]:
+    """The seeds of --seeds and --first-seed, or UsageError."""
+    if count < 1:
+        raise UsageError(f"--seeds {count} is too few: give how many seeds to train, 1 or more")
+    if count > 1000:
+        raise UsageError(f"--seeds {count} is too many at once: give 1000 or fewer")
+    if not 0 <= first < 2**62:
+        raise UsageError(f"--first-seed {first} is out of range: give an integer in [0, 2**62)")
+    return tuple(range(first, first + count))
 
 
 C = TypeVar("C", bound=Settings)

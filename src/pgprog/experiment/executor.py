@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pgprog.errors import UsageError
-from pgprog.experiment.config import RunConfig
+from pgprog.experiment.config import INSTRUMENTS_EVERY, RunConfig
 
 REPORT_EVERY = 0.2  # seconds
 ORPHAN_SECONDS = 30.0
@@ -56,6 +56,7 @@ def run_jobs(
     checkpoint_every: int,
     on_progress: Callable[[Progress], None],
     on_idle: Callable[[], None] = lambda: None,
+    instruments_every: int = INSTRUMENTS_EVERY,
 ) -> Iterator[tuple[Job | Measurement, Any]]:
     """Do the jobs and yield each, as it ends, with its Result or GradientNoise.
 
@@ -71,7 +72,7 @@ def run_jobs(
     shared = (stop, reports, os.getpid())
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=shared)
     waiting: dict[Future[Any], Job | Measurement] = {
-        pool.submit(_do, job, checkpoint_every): job for job in sorted(jobs, key=_cost, reverse=True)
+        pool.submit(_do, job, checkpoint_every, instruments_every): job for job in sorted(jobs, key=_cost, reverse=True)
     }
     with stop_on_interrupt(stop.set) as interrupted:
         try:
@@ -170,7 +171,7 @@ def _die_with(parent: int) -> None:
     os._exit(1)
 
 
-def _do(job: Job | Measurement, checkpoint_every: int) -> Any:
+def _do(job: Job | Measurement, checkpoint_every: int, instruments_every: int) -> Any:
     from pgprog.experiment import rundir
     from pgprog.experiment.gradients import gradient_noise
     from pgprog.experiment.loop import run
@@ -185,7 +186,10 @@ def _do(job: Job | Measurement, checkpoint_every: int) -> Any:
             last = time.monotonic()
             _worker["reports"].put(Progress(job.name, step, metrics["success"].mean().item()))
 
+    stop = _worker["stop"].is_set
     if job.directory is None:
-        return run(job.config, job.seeds, None, on_step, _worker["stop"].is_set)
+        return run(job.config, job.seeds, None, on_step, stop, instruments_every=0)
     with rundir.lock(job.directory, wait=ORPHAN_SECONDS):  # a worker of a killed comparison ends by itself
-        return run(job.config, job.seeds, job.directory, on_step, _worker["stop"].is_set, checkpoint_every)
+        return run(
+            job.config, job.seeds, job.directory, on_step, stop, checkpoint_every, instruments_every=instruments_every
+        )

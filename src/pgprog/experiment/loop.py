@@ -12,11 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pgprog.algorithms import from_recipe, ppo
+from pgprog.algorithms.diagnostics import MAY_BE_UNDEFINED
 from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.algorithms.update import Metrics
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
-from pgprog.experiment.config import RunConfig
+from pgprog.experiment.config import INSTRUMENTS_EVERY, RunConfig
+from pgprog.experiment.instruments import observed, usual_advantage
 from pgprog.experiment.learner import Learner, Progress, make_learner, restore, save
 from pgprog.experiment.user_advantage import load_advantage
 from pgprog.noise import ReplicaGenerator
@@ -77,6 +79,9 @@ def run(
     on_step: OnStep = lambda step, metrics: None,
     should_stop: Callable[[], bool] = lambda: False,
     checkpoint_every: int = CHECKPOINT_EVERY,
+    train_step: Callable[..., Metrics] | None = None,
+    instruments_every: int = INSTRUMENTS_EVERY,
+    exact_critic: bool = False,
 ) -> Result:
     """Train one replica per seed, evaluate, and return what was reached.
 
@@ -88,6 +93,10 @@ def run(
         on_step: for progress.
         should_stop: asked before each step; True ends the run there, saved as it is.
         checkpoint_every: steps between checkpoints; there is one at the end, too.
+        train_step: in place of the configuration's own, with the same arguments; not to be resumed without it.
+        instruments_every: steps between two readings of the costly instruments, from the first step on; 0 is never.
+            They change nothing but the rows of metrics, and belong to the configuration's own train_step.
+        exact_critic: compare the critic with exact values at each reading, by enumeration.
 
     Raises:
         UsageError: a loss that is NaN or infinite, with the step and the seed; a user's advantage that is at fault; a
@@ -101,7 +110,10 @@ def run(
         if (finished := finished_result(directory, config, seeds)) is not None:
             return finished
         rundir.cut_rows(directory / rundir.METRICS, progress.step)
-    generator, train_step = ReplicaGenerator(seeds, "train"), train_step_of(config)
+    if train_step is not None:
+        instruments_every = 0  # its advantage is its own
+    generator, train_step = ReplicaGenerator(seeds, "train"), train_step or train_step_of(config)
+    advantage = options.get("advantage") or usual_advantage(config, learner)
     rates = base_rates(config, learner)
     started = time.perf_counter() - progress.wall_seconds
     try:
@@ -111,13 +123,18 @@ def run(
                 for group, rate in zip(learner.optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * left
                 generator.seek(progress.step)
+                read: Metrics = {}
+                watched: dict[str, Any] = {}
+                if instruments_every and progress.step % instruments_every == 0:
+                    watched["advantage"] = observed(config, learner, advantage, read, exact_critic=exact_critic)
                 metrics = train_step(
                     learner.policy,
                     learner.optimizer,
                     generator,
                     entropy_coef=config.policy_entropy_coef * left,
-                    **options,
+                    **(options | watched),
                 )
+                metrics |= read
                 paid = metrics.get("sampled", torch.full_like(metrics["length"], config.rollouts_per_step))
                 progress = progress.after(paid, metrics["length"], time.perf_counter() - started)
                 log.add(metric_rows(progress, seeds, metrics))
@@ -175,10 +192,18 @@ def evaluated(config: RunConfig, seeds: Sequence[int], policy: Policy, progress:
 
 def metric_rows(progress: Progress, seeds: Sequence[int], metrics: Metrics) -> list[dict[str, Any]]:
     """One flat row per seed."""
+    return [
+        {"seed": seed, "step": progress.step, "rollouts": rollouts, **values}
+        for seed, rollouts, values in zip(seeds, progress.rollouts, values_of(metrics), strict=True)
+    ]
+
+
+def values_of(metrics: Metrics) -> list[dict[str, float]]:
+    """Metrics of each seed; one that is undefined there (the length of right answers, with none) is left out."""
     columns = torch.stack(list(metrics.values())).T.tolist()
     return [
-        {"seed": seed, "step": progress.step, "rollouts": rollouts, **dict(zip(metrics, values, strict=True))}
-        for seed, rollouts, values in zip(seeds, progress.rollouts, columns, strict=True)
+        {name: x for name, x in zip(metrics, values, strict=True) if x == x or name not in MAY_BE_UNDEFINED}
+        for values in columns
     ]
 
 

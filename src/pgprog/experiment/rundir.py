@@ -29,11 +29,11 @@ CONFIG = "config.json"
 LOCK = ".pgprog.lock"
 RESULT = "result.json"
 SUMMARY = "summary.json"
+GRID = "grid.json"
 ROWS_AT_ONCE = 250
-_FILE = r"(config\.json|metrics\.jsonl|checkpoint\.safetensors|result\.json|summary\.json|\.pgprog\.lock)(\.partial)?"
-_PAGE = (
-    r"(results\.md|curves\.csv)(\.partial)?|(learning_curves|final_success|success_by_target|gradient_noise)\.(png|svg)"
-)
+_FILE = r"((config|result|summary|grid)\.json|metrics\.jsonl|checkpoint\.safetensors|\.pgprog\.lock)(\.partial)?"
+_FIGURE = r"(learning_curves|final_success|success_by_target|gradient_noise|grid)\.(png|svg)"
+_PAGE = rf"(results\.md|curves\.csv)(\.partial)?|{_FIGURE}"
 RUN_FILE = re.compile(rf"(runs/[a-z_-]+/)?{_FILE}|{_PAGE}")
 RUN_FOLDER = re.compile(r"runs(/[a-z_-]+)?")
 

@@ -1,6 +1,7 @@
 """Figures of a comparison, as PNG and SVG."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,17 @@ def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
         "success_by_target": success_by_target,
         "gradient_noise": gradient_noise,
     }
+    return save(directory, {name: partial(make, directory, summary) for name, make in figures.items()})
+
+
+def save(directory: Path, figures: dict[str, Callable[[], Figure]]) -> list[Path]:
+    """Make each figure in the project's style and write it as PNG and SVG; return the PNG files."""
     paths = []
     with plt.rc_context(
         {"svg.hashsalt": "pgprog", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     ):
         for name, make in figures.items():
-            figure = make(directory, summary)
+            figure = make()
             for suffix in (".png", ".svg"):
                 figure.savefig(directory / (name + suffix), dpi=150, bbox_inches="tight")
             plt.close(figure)

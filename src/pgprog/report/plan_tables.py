@@ -1,0 +1,148 @@
+"""Tables of ``pgprog plan``, for the terminal; below each, what its figures assume. Free of torch."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+MEMORY = {
+    "models": "models",
+    "policy memory": "policy",
+    "critic memory": "critic",
+    "reference memory": "ref.",
+    "reward model memory": "reward",
+    "total memory": "total",
+    "training GPUs": "GPUs",
+    "rollout copy memory": "copy",
+    "rollout GPUs": "GPUs",
+}
+GROUPS = {
+    "informative share": "informative",
+    "share without signal": "no signal",
+    "informative groups per step": "informative per step",
+    "smallest G with half informative": "smallest G with half",
+}
+SIGNAL = {
+    "signal to noise per rollout": "S/N per rollout",
+    "rollouts for S/N 1": "rollouts for S/N 1",
+    "efficiency": "efficiency",
+    "effective weight": "w",
+    "E[A^2]": "E[A^2]",
+}
+BUDGET = {
+    "rollouts per step": "rollouts per step",
+    "steps": "steps",
+    "signal to noise per step": "S/N per step",
+    "informative groups per step": "informative per step",
+    "informative groups in all": "informative in all",
+}
+TIME = {
+    "GPU seconds per rollout": "GPU s",
+    "generation": "gen.",
+    "signal to noise per GPU hour": "S/N per GPU h",
+    "efficient rollouts per GPU hour": "efficient per GPU h",
+}
+TOTAL = {
+    "GPU hours in all": "GPU h",
+    "wall hours": "wall h",
+    "rollout GPUs that keep pace": "rollout GPUs",
+}
+TITLES = {
+    "What a rollout is worth": SIGNAL,
+    "What the budget buys": BUDGET,
+    "What a GPU hour is worth": TIME,
+    "What the budget costs": TOTAL,
+}
+Rows = Sequence[Mapping[str, Any]]
+
+
+def print_plan(console: Console, found: Mapping[str, Any]) -> None:
+    """Every table that has rows, with its notes; then the recommendations."""
+    notes: dict[str, int] = {}
+    title = "Memory in decimal GB, activations aside; GPUs to train on, and to hold the copy that generates"
+    print_table(console, title, found["memory"], MEMORY, notes)
+    print_table(console, "Groups that carry a signal", found["groups"], GROUPS, notes)
+    for p in dict.fromkeys(row["success_rate"] for row in found["signal"]):
+        rows = [
+            {key: row[key] for key in row if key != "success_rate"}
+            for row in found["signal"]
+            if row["success_rate"] == p
+        ]
+        for title, columns in TITLES.items():
+            print_table(console, f"{title}, at success {p:g}", rows, columns, notes)
+    for said in found["recommendations"]:
+        p = said["success_rate"]
+        console.print("Recommendation" + ("" if p is None else f" at success {p:g}"), style="bold", highlight=False)
+        for reason in said["reasons"]:
+            say(console, reason, "  ")
+        console.print()
+
+
+def print_table(console: Console, title: str, rows: Rows, columns: Mapping[str, str], notes: dict[str, int]) -> None:
+    """A row per recipe or group, a column per figure that any row has; below, by number, what each column assumes.
+
+    Args:
+        notes: assumptions by number, in which those of this table that are new are put and printed in full.
+    """
+    shown = {name: head for name, head in columns.items() if any(name in row["figures"] for row in rows)}
+    if not shown:
+        return
+    keys = {"success_rate": "success", "recipe": "recipe", "group_size": "G"}
+    keys = {key: head for key, head in keys.items() if key in rows[0]}
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for key, head in keys.items():
+        table.add_column(head, no_wrap=True, justify="left" if key == "recipe" else "right")
+    for head in shown.values():
+        table.add_column(head, justify="right")
+    for row in rows:
+        cells = [number(row["figures"][name]["value"]) if name in row["figures"] else "-" for name in shown]
+        mark = "" if row.get("fits", True) else " *"
+        table.add_row(*(f"{row[key]}{mark}" if key == "recipe" else f"{row[key]:g}" for key in keys), *cells)
+    console.print(table)
+    if not all(row.get("fits", True) for row in rows):
+        say(console, "* does not fit, not even training and generation in turns.")
+    known, used = len(notes), []
+    for name, head in shown.items():
+        assumed = [text for row in rows if name in row["figures"] for text in row["figures"][name]["assumptions"]]
+        numbers = sorted({notes.setdefault(text, len(notes) + 1) for text in assumed})
+        used.append(f"{head} {ranges(numbers)}")
+    say(console, "Assumes: " + "; ".join(used) + ".")
+    for text, i in list(notes.items())[known:]:
+        say(console, f"{i:>3}  {text}", "     ")
+    console.print()
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, neighbours joined: 1-3, 7."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def number(value: int | float | None) -> str:
+    """Four digits; infinite or beyond all bounds where there is none."""
+    if value is None:
+        return "inf"
+    if abs(value) >= 1e3 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2e}"
+
+
+def say(console: Console, text: str, indent: str = "") -> None:
+    """A paragraph at the width of the terminal, words kept whole, later lines indented."""
+    lines = textwrap.fill(text, console.width, subsequent_indent=indent, break_on_hyphens=False)
+    console.print(lines, markup=False, highlight=False, soft_wrap=True)
