@@ -16,8 +16,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measuring import OUT, head, least_seconds, report, table, training_step
 
+from measuring import OUT, head, least_seconds, report, table, training_step
 from pgprog.algorithms import diagnostics, update
 from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, RunConfig
 from pgprog.experiment.instruments import observed, usual_advantage
