@@ -6,10 +6,12 @@ steps, instruments are the share
 
     (cheap - bare + (reading - cheap) / N) / bare
 
-Times are the least of several means, so that a noisy minute of the machine falls on all three alike.
+The three take turns, step by step, so that a noisy minute of the machine falls on all alike; a time is the lower
+quartile of a step's processor time, which does not count while the process waits for its turn.
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 
-from measuring import OUT, head, least_seconds, report, table, training_step
+from measuring import OUT, head, report, table, training_step
 from pgprog.algorithms import diagnostics, update
 from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, RunConfig
 from pgprog.experiment.instruments import observed, usual_advantage
@@ -65,12 +67,24 @@ def reading(config: RunConfig, replicas: int) -> Callable[[], None]:
     return step
 
 
+def quartiles(steps: dict[str, Callable[[], None]], calls: int) -> dict[str, float]:
+    """Seconds of each step: the lower quartile over its calls, which take turns."""
+    times: dict[str, list[float]] = {kind: [] for kind in steps}
+    for call in range(calls + 2):
+        for kind, step in steps.items():
+            started = time.process_time()
+            step()
+            if call >= 2:  # warm
+                times[kind].append(time.process_time() - started)
+    return {kind: sorted(each)[len(each) // 4] for kind, each in times.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algos", nargs="+", default=list(LADDER))
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--every", type=int, default=INSTRUMENTS_EVERY)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=150, help="of each kind")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -80,7 +94,7 @@ def main() -> None:
         for K in args.replicas:
             config = RunConfig(algo=algo)
             kinds = {"bare": bare, "cheap": training_step, "reading": reading}
-            seconds = least_seconds({kind: make(config, K) for kind, make in kinds.items()}, args.repeats)
+            seconds = quartiles({kind: make(config, K) for kind, make in kinds.items()}, args.steps)
             cheap = seconds["cheap"] / seconds["bare"] - 1
             once = (seconds["reading"] - seconds["cheap"]) / seconds["bare"]
             share = cheap + once / args.every

@@ -20,6 +20,12 @@ TITLES = {
     "sparse": "a reward too rare to learn from",
     "variance-for-bias": "variance taken for bias",
     "empty-groups": "groups that carry nothing",
+    "sampler-mismatch": "a sampler that disagrees with the trainer",
+    "stale": "data that are some updates old",
+    "length-bias": "length bias of a denominator",
+    "no-entropy-bonus": "no entropy bonus",
+    "raw-advantages": "raw advantages in PPO",
+    "long-steps": "an undivided learning rate, and the ratio of whole sequences",
 }
 """Every mode, in the order of the tour."""
 NOT_REPRODUCED = 1  # the exit code where a check fails

@@ -21,7 +21,7 @@ from pgprog.policy import Policy, Rollout
 
 GROUP_QUANTILES = (0.1, 0.5, 0.9)
 RATIO_QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)
-MICROBATCHES = 8
+MICROBATCHES = 4  # the noise of gbar decides how well |E g|^2 is known, and more parts cost more
 MAY_BE_UNDEFINED = ("length_right", "length_wrong", "explained_variance", "grad_snr")
 
 
@@ -54,13 +54,12 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "*K P G"] | Float[Tensor, "
             "reward": batch.rewards.mean(axes),
             "entropy": token_mean(batch.entropies, batch.mask),
             "length": length.mean(axes),
-            "length_right": mean_length(length, success),
-            "length_wrong": mean_length(length, ~success),
             "advantage_mean": per_sequence.mean(axes),
             # Not std(): its kernel rounds one replica otherwise than the same one among others.
             "advantage_std": (per_sequence - mean).square().mean(axes).sqrt(),
             "frac_zero_advantage": zero.to(A.dtype).mean(axes),
         }
+        metrics["length_right"], metrics["length_wrong"] = mean_length(length, torch.stack([success, ~success]))
         if batch.sampled is not None:
             metrics["sampled"] = batch.sampled
         if batch.rewards.shape[-1] > 1:
@@ -68,13 +67,12 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "*K P G"] | Float[Tensor, "
         return metrics | critic_metrics(batch)
 
 
-def mean_length(length: Float[Tensor, "*K P G"], of: Bool[Tensor, "*K P G"]) -> Float[Tensor, "*K"]:
-    """Tokens per completion of a kind, sum of |o_i| / number of them; what a filter took out has length 0, and is not.
+def mean_length(length: Float[Tensor, "*K P G"], of: Bool[Tensor, "kinds *K P G"]) -> Float[Tensor, "kinds *K"]:
+    """Tokens per completion of each kind, sum of |o_i| / number of them; one that a filter took out has length 0.
 
     Wrong answers that grow while right ones do not are what a denominator |o_i| brings about. NaN where there is none.
     """
-    of = of & (length > 0)
-    return torch.where(of, length, 0).sum((-2, -1)) / of.sum((-2, -1))
+    return (of * length).sum((-2, -1)) / (of & (length > 0)).sum((-2, -1))
 
 
 def group_metrics(rewards: Float[Tensor, "*K P G"], success: Bool[Tensor, "*K P G"]) -> dict[str, Tensor]:
@@ -120,17 +118,17 @@ def explained_variance(
 
     Edge: equal returns: NaN. Parity: verl ``critic/vf_explained_var`` (1e-5 added to Var(r)).
     """
-    m = torch.ones_like(returns) if mask is None else mask.flatten(-3).to(returns.dtype)
-    n = m.sum(-1, keepdim=True)
-
-    def variance(x: Tensor) -> Tensor:
-        return ((x - (m * x).sum(-1, keepdim=True) / n).square() * m).sum(-1)
-
+    m = None if mask is None else mask.flatten(-3)
     # From the smallest: equal returns then have a variance of exactly 0, however 0.95 is rounded.
-    smallest = torch.where(m > 0, returns, torch.inf).amin(-1, keepdim=True)
-    r = torch.where(m > 0, returns - smallest, 0)
-    total = variance(r)
-    return torch.where(total > 0, 1 - variance(r - torch.where(m > 0, values, 0)) / total, torch.nan)
+    r = returns - (returns if m is None else returns.masked_fill(~m, torch.inf)).amin(-1, keepdim=True)
+    both = torch.stack([r, r - values])
+    if m is None:
+        total, left = (both - both.mean(-1, keepdim=True)).square().sum(-1)
+    else:
+        both = both.masked_fill(~m, 0)
+        mean = both.sum(-1, keepdim=True) / m.sum(-1, keepdim=True)
+        total, left = (both - mean).masked_fill(~m, 0).square().sum(-1)
+    return torch.where(total > 0, 1 - left / total, torch.nan)
 
 
 def step_metrics(batch: Rollout, logprobs: Float[Tensor, "*K P G T"], *, moved: bool) -> dict[str, Tensor]:
@@ -209,14 +207,17 @@ def quantiles(
 
     The default of numpy. ``counted`` marks the n that count; where none does, what comes back is not finite.
     """
-    ordered = (x if counted is None else x.masked_fill(~counted, torch.inf)).sort(-1).values
     q = torch.tensor(shares, dtype=x.dtype)
     if counted is None:
-        h = (q * (x.shape[-1] - 1)).expand(*x.shape[:-1], -1)
+        ordered, h = x.sort(-1).values, q * (x.shape[-1] - 1)
+        place = h.floor()
+        low, high = ordered[..., place.long()], ordered[..., h.ceil().long()]
     else:
-        h = q * (counted.sum(-1, keepdim=True) - 1).clamp(min=0)
-    low, high = ordered.gather(-1, h.floor().long()), ordered.gather(-1, h.ceil().long())
-    return torch.where(high > low, low + (high - low) * (h - h.floor()), low)
+        ordered, h = x.masked_fill(~counted, torch.inf).sort(-1).values, q * (counted.sum(-1, keepdim=True) - 1)
+        h = h.clamp(min=0)
+        place = h.floor()
+        low, high = ordered.gather(-1, place.long()), ordered.gather(-1, h.ceil().long())
+    return low + (high - low) * (h - place)
 
 
 class GradientNoise(NamedTuple):

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pgprog.algorithms import actor_critic
 from pgprog.algorithms.update import Metrics
@@ -47,7 +46,7 @@ class Paced:
     def __init__(self, pace: Pace, steps: int) -> None:
         self.pace, self.steps, self.step = pace, steps, 0
 
-    def __call__(self, policy: Policy, optimizer: Optimizer, *arguments: Any, **options: Any) -> Metrics:
+    def __call__(self, policy: Policy, optimizer: Any, *arguments: Any, **options: Any) -> Metrics:
         optimizer.param_groups[1]["lr"] *= self.pace(self.step / self.steps)  # the loop sets it anew before each step
         self.step += 1
         return actor_critic.train_step(policy, optimizer, *arguments, **options)

@@ -155,8 +155,8 @@ def theory(points: dict[int, dict[str, Tensor]], predicted: Prediction) -> tuple
     """Measured shares in bins of p, with two standard errors, and the exact curves."""
     grid = torch.linspace(0, 1, 101, dtype=torch.float64)
     curves = [
-        Curve("p^G + (1 - p)^G" if G == SIZES[0] else "", "exact", grid.tolist(), predicted(grid, G).tolist())
-        for G in SIZES
+        Curve("" if i else "p^G + (1 - p)^G", "exact", grid.tolist(), predicted(grid, G).tolist())
+        for i, G in enumerate(SIZES)
     ]
     for G, point in points.items():
         bins = (point["p"] * BINS).long().clamp(max=BINS - 1)

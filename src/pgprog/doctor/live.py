@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pgprog.algorithms.advantages import leave_one_out
 from pgprog.algorithms.from_recipe import draw_of
@@ -29,6 +28,7 @@ from pgprog.exact.values import entropy, expected_return, kl
 from pgprog.experiment.config import RunConfig
 from pgprog.experiment.learner import make_learner
 from pgprog.noise import ReplicaGenerator
+from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, Rollout, scored
 
 Path = Callable[[Tensor], Tensor]

@@ -104,10 +104,10 @@ def shift(effort: Effort, fault: Trained = unshifted) -> Finding:
     return Finding(
         name="shift",
         title="Log-probabilities shifted by one",
-        sick="Token t is looked up where token t + 1 is predicted, so it learns to repeat what it has just read; "
+        sick="Token t is looked up where token t + 1 is predicted, so it learns to repeat what it just read; "
         "the loss looks as ever, and success rises all the same, for weights are shared, and stops short.",
-        cure="Logits at t - 1 score token t, and the mask is the tokens': check once that exp(log pi) of all completions "
-        "sums to 1.",
+        cure="Logits at t - 1 score token t, and the mask is the tokens': check once that exp(log pi) sums to 1 over "
+        "all completions.",
         watch="grad_norm that stays up when success has stopped rising; at a learning rate of 0 the trainer's "
         "log-probabilities differ from the sampler's",
         numbers={"steps": len(runs["sick"].metrics["reward"])} | numbers,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
-from pgprog.doctor import baseline, critic, groups, live, noise, tokens
+from pgprog.doctor import baseline, critic, groups, length, lessons, live, noise, sampler, stale, tokens
 from pgprog.doctor.mode import Effort, Finding
 
 MODES: dict[str, Callable[[Effort], Finding]] = {
@@ -16,6 +16,12 @@ MODES: dict[str, Callable[[Effort], Finding]] = {
     "sparse": noise.sparse,
     "variance-for-bias": noise.variance_for_bias,
     "empty-groups": groups.empty_groups,
+    "sampler-mismatch": sampler.sampler_mismatch,
+    "stale": stale.stale,
+    "length-bias": length.length_bias,
+    "no-entropy-bonus": lessons.no_entropy_bonus,
+    "raw-advantages": lessons.raw_advantages,
+    "long-steps": lessons.long_steps,
 }
 """The names and their order are those of ``pgprog.doctor_command.TITLES``."""
 

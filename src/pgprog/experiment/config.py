@@ -14,7 +14,7 @@ LADDER = tuple(recipe.name for recipe in LADDER_RECIPES)
 TITLES = {name: recipe.title for name, recipe in RECIPES.items()}
 GROUP_METHODS = tuple(name for name in LADDER if RECIPES[name].sampling.group)
 CRITIC_METHODS = tuple(name for name in LADDER if RECIPES[name].critic != "none")
-INSTRUMENTS_EVERY = 25
+INSTRUMENTS_EVERY = 100
 """A reading costs about a training step; so all instruments stay under 5% of a run: benchmarks/instruments.py."""
 PPO_ONLY = {
     "ppo_epochs": "sampling.epochs",

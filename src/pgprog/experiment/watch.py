@@ -17,7 +17,7 @@ from pgprog.experiment.config import RunConfig
 Rows = Sequence[dict[str, Any]]
 
 WINDOW = 100  # steps: some hundred batches make shares and means steady, and a start is not taken for a state
-LONG = 400  # steps: as many readings as a window can hold of an instrument that is not read every time
+LONG = 800  # steps: as many readings as a window can hold of an instrument that is not read every time
 CHECK_EVERY = 10  # steps
 LEAST = 20  # rows; of fewer nothing is said
 SOLVED = 0.5  # success from which on silent groups and a faint gradient are what is left of a task
@@ -28,7 +28,7 @@ TAIL = 5.0  # one token in a hundred that weighs so much more, or less, than whe
 LAGGING = 0.9  # share of steps at which V is worse than a constant; by luck alone it is about half
 GROWTH = 1.1  # from the first half of a window to its second
 FAINT = 0.05  # |E g|^2 / tr Cov(g): 95 parts of 100 of a step's squared length are then noise
-FEW_READINGS = 10  # of signal to noise: one reading is off by some 0.2, the mean of ten by less than 0.1
+FEW_READINGS = 8  # of signal to noise: one reading is off by some 0.2, the mean of eight by less than 0.1
 WORN = 0.3  # of the sample that is left when it is weighted
 
 

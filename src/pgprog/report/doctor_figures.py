@@ -29,7 +29,7 @@ def figure_of(mode: dict[str, Any]) -> Figure:
     for panel, on in zip(panels, axes[0], strict=True):
         draw_panel(on, panel)
     figure.suptitle(mode["title"])
-    figure.text(0.5, -0.02, textwrap.fill(mode["sick"], 60 * len(panels)), ha="center", va="top", fontsize=8)
+    figure.text(0.5, -0.06, textwrap.fill(mode["sick"], 60 * len(panels)), ha="center", va="top", fontsize=8)
     return figure
 
 

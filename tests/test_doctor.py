@@ -1,0 +1,159 @@
+"""Each mode happens, its checks can fail, and the command shows them; the exact claims are in ``test_doctor_exact``."""
+
+import json
+from functools import cache, partial
+
+import pytest
+import torch
+
+from mutants import ROOT
+from pgprog import doctor_command
+from pgprog.cli import main
+from pgprog.doctor import baseline, critic, groups, live, noise, tokens, tour
+from pgprog.doctor.mode import Curve, Effort, Finding
+from pgprog.report.doctor_figures import draw
+
+SMALL, TINY = Effort(seeds=3, scale=0.5), Effort(seeds=2, scale=0.05)
+EFFORTS = {"lagging-critic": Effort(seeds=3), "sparse": Effort(seeds=3)}
+NAMES = ("live-advantage", "live-kl", "action-baseline", "lagging-critic", "shift", "prompt-loss", "sparse")
+NAMES += ("variance-for-bias", "empty-groups")
+
+
+@cache
+def found(name) -> Finding:
+    return tour.MODES[name](EFFORTS.get(name, SMALL))
+
+
+def as_json(name):
+    return json.loads(json.dumps(found(name).as_dict(), allow_nan=False))
+
+
+# ---- every mode ----
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_mode_happens(name):
+    failed = [check.statement for check in found(name).checks if not check.holds]
+    assert not failed
+    assert found(name).reproduced and len(found(name).checks) >= 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_finding_says_what_it_must(name):
+    content = as_json(name)
+    assert content["name"] == name and content["reproduced"]
+    for key in ("title", "sick", "cure", "watch"):
+        assert content[key].strip() == content[key] and len(content[key]) > 15
+    assert content["sick"].endswith(".") and content["cure"].endswith(".")
+    assert content["numbers"]
+    kinds = {c["kind"] for panel in content["panels"] for c in panel["curves"]}
+    assert {"sick", "cured"} <= kinds
+    for panel in content["panels"]:
+        assert panel["y"]
+        for c in panel["curves"]:
+            assert len(c["x"]) == len(c["y"]) > 0
+            assert c["low"] is None or len(c["low"]) == len(c["high"]) == len(c["x"])
+
+
+def test_one_figure_each(tmp_path):
+    paths = draw(tmp_path, [as_json(name) for name in NAMES])
+    assert [path.name for path in paths] == [f"{name}.png" for name in NAMES]
+    for name in NAMES:
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+        assert (tmp_path / f"{name}.svg").read_text().count("<svg") == 1
+
+
+CURES = {
+    "live-advantage": (partial(live.live_advantage, TINY, torch.Tensor.detach), "gradient is 0 at V = p + H/2"),
+    "live-kl": (partial(live.live_kl, TINY, torch.Tensor.detach), "with the fault E[g] is grad (J - beta KL + beta H)"),
+    "action-baseline": (partial(baseline.action_baseline, TINY, baseline.others_mean), "b = c |y|"),
+    "lagging-critic": (
+        partial(critic.lagging_critic, Effort(seeds=2, scale=0.5), critic.keeps_up),
+        "1.5 times that of the exact V",
+    ),
+    "shift": (partial(tokens.shift, TINY, tokens.aligned), "another direction"),
+    "prompt-loss": (partial(tokens.prompt_loss, TINY, tokens.aligned), "what the prompt adds"),
+    "sparse": (partial(noise.sparse, Effort(seeds=2, scale=0.3), {"group_size": 32}), "four times the completions"),
+    "variance-for-bias": (
+        partial(noise.variance_for_bias, TINY, noise.others_mean),
+        "the baseline takes a third of the variance away",
+    ),
+    "empty-groups": (partial(groups.empty_groups, TINY, 16), "the small groups are empty more often"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_the_cure_for_the_fault_a_check_fails(name):
+    mode, statement = CURES[name]
+    (check,) = [check for check in mode().checks if statement in check.statement]
+    assert not check.holds
+    assert [c.holds for c in found(name).checks if statement in c.statement] == [True]
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def cached(monkeypatch):
+    """Modes that cost nothing: what has been found."""
+    monkeypatch.setattr(tour, "MODES", {name: lambda effort, name=name: found(name) for name in NAMES})
+    monkeypatch.setattr(doctor_command, "TITLES", {name: found(name).title for name in NAMES})
+
+
+def test_the_tour_as_json_and_in_a_directory(cached, tmp_path, capsys):
+    assert main(["doctor", "--json", "--out", str(tmp_path / "new")]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [mode["name"] for mode in content["modes"]] == list(NAMES)
+    assert content["reproduced"] and content["command"] == "pgprog doctor"
+    assert json.loads((tmp_path / "new" / "doctor.json").read_text()) == content
+    assert all((tmp_path / "new" / f"{name}{suffix}").exists() for name in NAMES for suffix in (".png", ".svg"))
+
+
+def test_one_mode_in_words(cached, capsys):
+    assert main(["doctor", "shift", "--seeds", "3"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for said in ("shift: Log-probabilities shifted by one", found("shift").cure, "1 of 1 modes reproduced"):
+        assert said in text
+    assert text.endswith("Reproduce: pgprog doctor shift --seeds 3")
+
+
+def test_what_is_not_reproduced_is_said(monkeypatch, capsys):
+    broken = tokens.shift(TINY, tokens.aligned)
+    monkeypatch.setattr(tour, "MODES", {"shift": lambda effort: broken})
+    assert main(["doctor", "shift"]) == 1
+    text = capsys.readouterr().out
+    assert "0 of 1 modes reproduced" in text and "not: shift" in text and "NO" in text
+
+
+def test_the_list_is_the_tour(capsys):
+    assert list(doctor_command.TITLES) == list(tour.MODES)
+    assert set(NAMES) <= set(tour.MODES)
+    assert main(["doctor", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(tour.MODES)
+    assert main(["doctor", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == doctor_command.TITLES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["live-advantge"], "unknown mode 'live-advantge': did you mean 'live-advantage'?"),
+        (["--seeds", "1"], "--seeds 1 is out of range"),
+        (["--seeds", "101"], "--seeds 101 is out of range"),
+    ],
+)
+def test_what_is_refused(arguments, said, capsys):
+    assert main(["doctor", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_numbers_of_the_page_are_those_of_a_run():
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    for name in NAMES:
+        assert f"pgprog doctor {name}" in page and f"figures/doctor/{name}.png" in page
+        assert (ROOT / "docs" / "figures" / "doctor" / f"{name}.png").exists()
+
+
+def test_a_curve_has_a_kind_that_can_be_drawn():
+    assert {"sick", "cured", "exact", "other"} == set(Curve.__annotations__["kind"].__args__)
