@@ -112,7 +112,7 @@ EXACT_RECIPE_MUTANTS: list[Mutant] = [
     ),
     # ---- the truth ----
     planted(
-        "KL the other way round",
+        "KL the other way round, in the truth",
         RECIPES,
         "kl(problem.policy, problem.reference, problem",
         "kl(problem.reference, problem.policy, problem",

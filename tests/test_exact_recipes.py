@@ -187,7 +187,7 @@ def test_what_is_said_of_larger_batches(name):
 
 def test_the_token_mean_turns_by_about_one_over_the_batch():
     turns = [G * turned(RECIPES["verl:rloo"], problem_of(G, 1)) for G in (3, 4, 5, 6)]
-    assert turns == pytest.approx([turns[-1]] * 4, rel=0.02)
+    assert max(turns) - min(turns) < 0.02 * turns[-1]  # a limit, that these sizes are near
 
 
 def test_a_group_of_up_to_three_has_the_same_weight_at_every_p():

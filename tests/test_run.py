@@ -181,7 +181,7 @@ BAD = {
     "unknown flag": (["train", "--stepz", "3"], r"Unrecognized options: --stepz"),
     "unknown choice": (["train", "--targets", "odd"], r"invalid choice 'odd' for argument '--targets'"),
     "unknown command": (["trian"], r"Unrecognized options: trian"),
-    "no command": ([], r"Expected one of \{train, compare, sample"),
+    "no command": ([], r"Expected one of \{train, compare, grid, sample"),
     "no seeds": (["compare", "--seeds", "0"], r"--seeds 0 is too few"),
     "unknown contender": (["compare", "--algos", "grpo", "dpo"], r"unknown algorithm 'dpo'"),
     "twice": (["compare", "--algos", "grpo", "grpo"], r"names one twice"),

@@ -370,7 +370,7 @@ def test_the_enumerated_KL_is_near_that_of_a_large_batch(task):
     P = targets.shape[1]
     assert told["accepted"] == 1 and told["kl"] > 0.005
     assert abs(told["kl"].item() - exact.mean().item()) < z * (variance / n) ** 0.5 / P
-    assert exact.mean() == pytest.approx(told["kl"].item(), rel=0.1)
+    assert abs(exact.mean().item() - told["kl"].item()) < 0.1 * told["kl"].item()  # of a sampled batch
 
 
 def test_the_step_taken_is_the_first_of_the_halvings_that_holds():

@@ -288,7 +288,7 @@ PAPERS = (
         paper="arXiv:2503.14476, eq. 8 to 11",
         bias="conditional on acceptance: the filter takes prompts by P(I) = 1 - p^G - (1 - p)^G and weighs each by "
         "w(p) / P(I), so GRPO's direction at another length" + TOKEN_BIAS,
-        notes="The token mean is over the batch, as most code has it; eq. 8 as written takes it prompt by prompt: --set "
+        notes="The token mean is over the batch, as most code has it; eq. 8 takes it prompt by prompt: --set "
         "aggregation.denominator=prompt_token_mean. No soft penalty for length: no completion here is cut off.",
         rollouts=16,
         advantage=_group_z,

@@ -189,7 +189,7 @@ def panels(proof: dict[str, Any], runs: dict[str, Trace]) -> tuple[Panel, ...]:
     )
     sick, weighted, cured = runs["sick"], runs["sick, sequence weights"], runs["cured"]
     return (
-        Panel("sampler", "|E g - grad J| / |grad J|, exact", bias, ticks=tuple(proof), log_y=True),
+        Panel("sampler", "|E g - grad J| / |grad J|, exact", bias, ticks=tuple(proof)),
         Panel(
             "step",
             "success",

@@ -176,7 +176,7 @@ def panels(
         if "token_ratio_max" in run.metrics
     )
     return (
-        Panel("size of the update", "|E g - grad J| / |grad J|, one update old, exact", bias, log_y=True),
+        Panel("size of the update", "|E g - grad J| / |grad J|, one update old, exact", bias),
         Panel("age, in updates", "success at the end, exact", success, ticks=tuple(map(str, ages))),
         Panel("step", "ratio of new to old, no ratio in the loss", tails, log_y=True),
     )

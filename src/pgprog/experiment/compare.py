@@ -162,7 +162,8 @@ def warnings_of(job: Job) -> list[dict[str, Any]]:
     """Each kind of warning that a run gave: in how many seeds, and what it said of the first of them."""
     assert job.directory is not None
     said: dict[str, dict[str, Any]] = {}
-    rows = rundir.read_rows(job.directory / rundir.METRICS)
+    path = job.directory / rundir.METRICS
+    rows = rundir.read_rows(path) if path.exists() else []
     for seed in job.seeds:
         for warned in warnings_in((row for row in rows if row["seed"] == seed), facts_of(job.config)):
             first = {"kind": warned.kind, "seeds": 0, "of": len(job.seeds), "step": warned.step, "text": warned.text}
