@@ -284,7 +284,7 @@ def test_a_finding_says_what_it_must(name):
     content = json.loads(json.dumps(found(name).as_dict(), allow_nan=False))
     assert content["name"] == name and name in TITLES
     for key in ("title", "sick", "cure", "watch"):
-        assert content[key].strip() == content[key] and len(content[key]) > 10
+        assert content[key].strip() == content[key] and len(content[key]) >= 10
     kinds = {c["kind"] for panel in content["panels"] for c in panel["curves"]}
     assert {"sick", "cured"} <= kinds
     for panel in content["panels"]:
