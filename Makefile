@@ -5,13 +5,17 @@ BIN := .venv/bin
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 PARITY_PIP := .venv-parity/bin/pip install --quiet --disable-pip-version-check --no-compile -c parity/constraints.txt
 
-.PHONY: compare test lint mutants parity clean
+.PHONY: compare test test-long lint mutants parity clean
 
 compare: .venv/installed
 	$(BIN)/python scripts/compare.py $(ARGS)
 
 test: lint
 	$(BIN)/pytest -n 2
+
+# The modes of the doctor that train longest.
+test-long: .venv/installed
+	$(BIN)/pytest -n 2 -m long
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -17,6 +17,9 @@ SMALL, TINY = Effort(seeds=3, scale=0.5), Effort(seeds=2, scale=0.05)
 EFFORTS = {"lagging-critic": Effort(seeds=3), "sparse": Effort(seeds=3)}
 NAMES = ("live-advantage", "live-kl", "action-baseline", "lagging-critic", "shift", "prompt-loss", "sparse")
 NAMES += ("variance-for-bias", "empty-groups")
+LONG = ("lagging-critic", "sampler-mismatch", "stale", "raw-advantages", "long-steps")  # `make test-long` runs them
+MODES = [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in NAMES]
+CHEAP = ("live-advantage", "shift", "empty-groups")
 
 
 @cache
@@ -31,15 +34,16 @@ def as_json(name):
 # ---- every mode ----
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODES)
 def test_the_mode_happens(name):
     failed = [check.statement for check in found(name).checks if not check.holds]
     assert not failed
     assert found(name).reproduced and len(found(name).checks) >= 4
+    says_what_it_must(name)
+    fails_a_check_with_the_cure_for_the_fault(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_finding_says_what_it_must(name):
+def says_what_it_must(name):
     content = as_json(name)
     assert content["name"] == name and content["reproduced"]
     for key in ("title", "sick", "cure", "watch"):
@@ -56,9 +60,9 @@ def test_a_finding_says_what_it_must(name):
 
 
 def test_one_figure_each(tmp_path):
-    paths = draw(tmp_path, [as_json(name) for name in NAMES])
-    assert [path.name for path in paths] == [f"{name}.png" for name in NAMES]
-    for name in NAMES:
+    paths = draw(tmp_path, [as_json(name) for name in CHEAP])
+    assert [path.name for path in paths] == [f"{name}.png" for name in CHEAP]
+    for name in CHEAP:
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert (tmp_path / f"{name}.svg").read_text().count("<svg") == 1
 
@@ -82,8 +86,7 @@ CURES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_with_the_cure_for_the_fault_a_check_fails(name):
+def fails_a_check_with_the_cure_for_the_fault(name):
     mode, statement = CURES[name]
     (check,) = [check for check in mode().checks if statement in check.statement]
     assert not check.holds
@@ -96,17 +99,17 @@ def test_with_the_cure_for_the_fault_a_check_fails(name):
 @pytest.fixture
 def cached(monkeypatch):
     """Modes that cost nothing: what has been found."""
-    monkeypatch.setattr(tour, "MODES", {name: lambda effort, name=name: found(name) for name in NAMES})
-    monkeypatch.setattr(doctor_command, "TITLES", {name: found(name).title for name in NAMES})
+    monkeypatch.setattr(tour, "MODES", {name: lambda effort, name=name: found(name) for name in CHEAP})
+    monkeypatch.setattr(doctor_command, "TITLES", {name: found(name).title for name in CHEAP})
 
 
 def test_the_tour_as_json_and_in_a_directory(cached, tmp_path, capsys):
     assert main(["doctor", "--json", "--out", str(tmp_path / "new")]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert [mode["name"] for mode in content["modes"]] == list(NAMES)
+    assert [mode["name"] for mode in content["modes"]] == list(CHEAP)
     assert content["reproduced"] and content["command"] == "pgprog doctor"
     assert json.loads((tmp_path / "new" / "doctor.json").read_text()) == content
-    assert all((tmp_path / "new" / f"{name}{suffix}").exists() for name in NAMES for suffix in (".png", ".svg"))
+    assert all((tmp_path / "new" / f"{name}{suffix}").exists() for name in CHEAP for suffix in (".png", ".svg"))
 
 
 def test_one_mode_in_words(cached, capsys):
