@@ -611,3 +611,22 @@ def test_the_page_defines_every_metric():
     for name in COLUMNS:
         stem = f"group_{name.split('_')[1]}_q" if name.startswith("group_") else name
         assert f"`{stem}" in page or f"`{name}`" in page, name
+
+
+def test_what_a_filter_left_empty_counts_nowhere():
+    """DAPO's batch with empty slots: every completion of a fixed length has that length."""
+    from pgprog.algorithms import from_recipe
+    from pgprog.algorithms.recipes import RECIPES
+
+    task = DigitSum(seq_len=4)
+    policy = Policy(task, ReplicaGenerator([0, 1], "init"), hidden=8, dtype=torch.float64)
+    batch = from_recipe.draw_of(RECIPES["dapo"])(policy, ReplicaGenerator([0, 1], "train"), 12, 3)
+    assert batch.valid is not None and not batch.valid.all() and batch.valid.any()
+    batch = batch._replace(mask=batch.mask & batch.valid.unsqueeze(-1))
+    metrics = rollout_metrics(batch, from_recipe.advantage_of(RECIPES["dapo"])(batch))
+    close(metrics["length"], torch.full((2,), 4.0))
+    close(metrics["frac_reward_zero_std"], torch.zeros(2))
+    close(metrics["frac_zero_advantage"], torch.zeros(2))
+    for k in range(2):
+        kept = batch.success[k][batch.valid[k]]
+        close(metrics["success"][k], kept.double().mean())

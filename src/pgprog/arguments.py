@@ -9,7 +9,7 @@ from pgprog.experiment.grid_config import GridConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Train(RunConfig):
-    """Train one algorithm of the ladder on the digit-sum task.
+    """Train one algorithm of the ladder, or any recipe, on the digit-sum task.
 
     Example: pgprog train --algo grpo --steps 400
     """

@@ -26,7 +26,7 @@ MAY_BE_UNDEFINED = ("length_right", "length_wrong", "explained_variance", "grad_
 
 
 def rollout_metrics(batch: Rollout, A: Float[Tensor, "*K P G"] | Float[Tensor, "*K P G T"]) -> dict[str, Tensor]:
-    """What a batch says before it is learned from; shares are in [0, 1].
+    """What a batch says before it is learned from; shares are in [0, 1], of the completions that count (``valid``).
 
     - ``success``: share of completions that meet the target; ``reward``: the mean of what is paid for them
     - ``entropy``: per token, in nats; ``length``: tokens per completion, ``length_right`` and ``length_wrong`` of those
@@ -40,31 +40,37 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "*K P G"] | Float[Tensor, "
     - ``explained_variance``: of the critic, where there is one
     """
     with torch.no_grad():
-        axes = (-2, -1)
         if A.dim() > batch.rewards.dim():
             A = A.where(batch.mask, 0)
             per_sequence = A.sum(-1) / batch.mask.sum(-1).clamp(min=1)
             zero = (A == 0).all(-1)
         else:
             per_sequence, zero = A, A == 0
-        mean = per_sequence.mean(axes, keepdim=True)
         success, length = batch.success, batch.mask.sum(-1).to(A.dtype)
+        mean = mean_of(per_sequence, batch.valid)
         metrics = {
-            "success": success.to(A.dtype).mean(axes),
-            "reward": batch.rewards.mean(axes),
+            "success": mean_of(success.to(A.dtype), batch.valid),
+            "reward": mean_of(batch.rewards, batch.valid),
             "entropy": token_mean(batch.entropies, batch.mask),
-            "length": length.mean(axes),
-            "advantage_mean": per_sequence.mean(axes),
+            "length": mean_of(length, batch.valid),
+            "advantage_mean": mean,
             # Not std(): its kernel rounds one replica otherwise than the same one among others.
-            "advantage_std": (per_sequence - mean).square().mean(axes).sqrt(),
-            "frac_zero_advantage": zero.to(A.dtype).mean(axes),
+            "advantage_std": mean_of((per_sequence - mean[..., None, None]).square(), batch.valid).sqrt(),
+            "frac_zero_advantage": mean_of(zero.to(A.dtype), batch.valid),
         }
         metrics["length_right"], metrics["length_wrong"] = mean_length(length, torch.stack([success, ~success]))
         if batch.sampled is not None:
             metrics["sampled"] = batch.sampled
         if batch.rewards.shape[-1] > 1:
-            metrics |= group_metrics(batch.rewards, batch.success)
+            metrics |= group_metrics(batch.rewards, batch.success, batch.valid)
         return metrics | critic_metrics(batch)
+
+
+def mean_of(x: Float[Tensor, "*K P G"], valid: Bool[Tensor, "*K P G"] | None) -> Float[Tensor, "*K"]:
+    """Over the completions that count; 0 where none does."""
+    if valid is None:
+        return x.mean((-2, -1))
+    return torch.where(valid, x, 0).sum((-2, -1)) / valid.sum((-2, -1)).clamp(min=1)
 
 
 def mean_length(length: Float[Tensor, "*K P G"], of: Bool[Tensor, "kinds *K P G"]) -> Float[Tensor, "kinds *K"]:
@@ -75,16 +81,22 @@ def mean_length(length: Float[Tensor, "*K P G"], of: Bool[Tensor, "kinds *K P G"
     return (of * length).sum((-2, -1)) / (of & (length > 0)).sum((-2, -1))
 
 
-def group_metrics(rewards: Float[Tensor, "*K P G"], success: Bool[Tensor, "*K P G"]) -> dict[str, Tensor]:
+def group_metrics(
+    rewards: Float[Tensor, "*K P G"], success: Bool[Tensor, "*K P G"], valid: Bool[Tensor, "*K P G"] | None = None
+) -> dict[str, Tensor]:
     """Groups that teach nothing, of two kinds, and how mean and std (ddof 1) are spread over the groups.
 
         frac_reward_zero_std = mean over groups of [max r = min r],  and [all wrong], [all right] among them
 
-    Expected for a prompt with success probability p: p^G + (1 - p)^G; see ``sampling.informative_groups``. G > 1.
+    Expected for a prompt with success probability p: p^G + (1 - p)^G; see ``sampling.informative_groups``. G > 1. A
+    group counts where all of it is valid; where some are not, the quantiles are left out.
     """
     equal = rewards.amax(-1) == rewards.amin(-1)
     wrong, right = ~success.any(-1), success.all(-1)
     kinds = {"frac_reward_zero_std": equal, "frac_all_wrong": equal & wrong, "frac_all_right": equal & right}
+    if valid is not None:
+        counts = valid.all(-1)
+        return {name: (groups & counts).sum(-1) / counts.sum(-1).clamp(min=1) for name, groups in kinds.items()}
     metrics = {name: groups.to(rewards.dtype).mean(-1) for name, groups in kinds.items()}
     mean = rewards.mean(-1, keepdim=True)
     std = ((rewards - mean).square().sum(-1) / (rewards.shape[-1] - 1)).sqrt().masked_fill(equal, 0)

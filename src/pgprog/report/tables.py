@@ -115,8 +115,8 @@ def differences(summary: dict[str, Any]) -> Rows:
     for entry in summary["paired_differences"]:
         each = " ".join(f"{value:+.3f}".replace("0.", ".", 1) for value in entry["difference"]["seeds"])
         rows.append((f"{TITLES[entry['from']]} to {TITLES[entry['to']]}", interval(entry["difference"]), each))
-    title = "Paired differences in success between neighbours of the ladder"
-    return Rows(title, ("rungs", "difference [95% CI]", "every seed"), rows)
+    title = "Paired differences in success, each against the one before"
+    return Rows(title, ("algorithms", "difference [95% CI]", "every seed"), rows)
 
 
 def noise(summary: dict[str, Any]) -> Rows:
