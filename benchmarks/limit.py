@@ -5,17 +5,17 @@ step. *Achieved* is the matrix products' FLOPs of a step over its time. They are
 (m, k) by (k, n) product, per replica, with N = P G rows, F = 9 L + 1 prompt features, I = V + 1 input tokens:
 
     prompt   = 2 P F H + 6 P H^2                          features to state, and the token that opens the completion
-    tokens   = 6 N (T - 1) H^2                            the recurrent product; the last token is never read
-    head     = 2 N T H V
-    forward  = prompt + tokens + head                     of sample, and of score
-    backward = 2 P F H + 12 P H^2                         the features take no gradient
-             + 12 N (T - 1) H^2 + 6 N (T - 1) I H         states, recurrent weights, and the table of the inputs
+    tokens   = 6 R H^2,  R = N (T - 2) + P                the recurrent product: once for a group at its first token,
+                                                          never for the last token, which is not read
+    heads    = 2 H V (N (T - 1) + P), 2 H V N T           of sample, where a group shares its first, and of score
+    backward = 2 P F H + (12 H^2 + 6 I H) P               the features take no gradient
+             + 12 R H^2 + 6 N (T - 1) I H                 states, recurrent weights, and the table of the inputs
              + 4 N T H V
     critic   = 2 P F H, forward and backward alike        its last layer is a sum, not a product
-    step     = forward + epochs (forward + backward) - tokens  [ + critic + epochs (critic + critic) ]
+    step     = prompt + tokens + heads + backward, and for each further epoch prompt + tokens + head + backward
+               [ + critic + epochs (critic + critic) ]
 
 The first epoch's scores take over the recurrent products of the sampling.
-
 torch's own counter (``torch.utils.flop_counter``) sees the shapes of every product as it is made, in the same step. If
 the two differ, both are printed and torch's counts: the code has moved on from the formula.
 
@@ -85,12 +85,14 @@ def step_flops(config: RunConfig) -> int:
     """Matrix products of one step and one replica, by the formula above (the default prompt form and length)."""
     P, G, T, H, V = config.prompts, config.completions, config.seq_len, config.hidden, config.digits
     N, F, I = P * G, (config.digits - 1) * config.seq_len + 1, config.digits + 1  # noqa: E741
-    prompt, tokens, heads = 2 * P * F * H + 6 * P * H**2, 6 * N * (T - 1) * H**2, 2 * N * T * H * V
-    forward = prompt + tokens + heads
-    backward = 2 * P * F * H + 12 * P * H**2 + 2 * tokens + 6 * N * (T - 1) * I * H + 2 * heads
+    R = N * (T - 2) + P
+    prompt, tokens = 2 * P * F * H + 6 * P * H**2, 6 * R * H**2
+    sampling, head = 2 * H * V * (N * (T - 1) + P), 2 * N * T * H * V
+    backward = 2 * P * F * H + (12 * H**2 + 6 * I * H) * P + 12 * R * H**2 + 6 * N * (T - 1) * I * H + 2 * head
     epochs = config.ppo_epochs if config.algo == "ppo" else 1
     critic = 2 * P * F * H if config.algo in CRITIC_METHODS else 0
-    return forward + epochs * (forward + backward) - tokens + critic + epochs * 2 * critic
+    first, further = prompt + tokens + sampling + head + backward, prompt + tokens + head + backward
+    return first + (epochs - 1) * further + critic + epochs * 2 * critic
 
 
 def counted_flops(config: RunConfig) -> int:

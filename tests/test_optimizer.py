@@ -77,6 +77,23 @@ def test_gradients_do_not_pile_up():
         same(p.grad, torch.ones_like(p))
 
 
+def test_a_gradient_that_is_taken_away_after_the_backward_pass_counts_as_0():
+    (p,) = mine = parameters(0)[:1]
+    optimizer, before = Adam([{"params": mine, "lr": 0.1}]), p.detach().clone()
+    optimizer.zero_grad()
+    p.sum().backward()
+    p.grad = None
+    optimizer.step()
+    same(p, before)
+
+
+def test_what_cannot_be_stepped_is_refused():
+    p, q, _ = parameters(0)
+    for groups in ([{"params": [p, p], "lr": 0.1}], [{"params": [], "lr": 0.1}], [{"params": [q], "lr": float("nan")}]):
+        with pytest.raises(ValueError, match=r"each once|out of range"):
+            Adam(groups)
+
+
 def test_a_nan_stays_with_its_own_element():
     (p,) = mine = parameters(0)[:1]
     optimizer = Adam([{"params": mine, "lr": 0.1}])

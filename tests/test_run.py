@@ -352,3 +352,28 @@ def test_a_reader_who_has_enough_is_no_error():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
     assert "Traceback" not in done.stderr
     assert len(done.stdout) == 10
+
+
+def test_a_resumed_run_reads_its_instruments_as_it_did(tmp_path, capsys):
+    from pgprog.arguments import Train
+    from pgprog.commands import with_readings
+
+    out = tmp_path / "run"
+    assert main(["train", *SMALL, "--steps", "4", "--instruments-every", "3", "--out", str(out)]) == 0
+    saved = json.loads((out / rundir.CONFIG).read_text())
+    assert saved["instruments_every"] == 3 and saved["exact_critic"] is False
+    assert with_readings(Train(resume=out), saved).instruments_every == 3
+    assert with_readings(Train(resume=out, instruments_every=7), saved).instruments_every == 7
+    assert with_readings(Train(resume=out), {"instruments_every": "3"}).instruments_every == Train().instruments_every
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "dapo", "--algo", "ppo"], "--algo ppo and --recipe dapo: give one of them"),
+        (["--recipe", "dapo", "--exact-critic"], "--exact-critic with dapo: it has no critic"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(arguments, message, capsys):
+    assert main(["train", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -34,6 +34,8 @@ from pgprog.noise import ReplicaGenerator
 from pgprog.report.tables import markdown, print_comparison
 
 T = TypeVar("T", bound=Settings)
+A = TypeVar("A", Train, Compare)
+READINGS = ("instruments_every", "exact_critic")
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
 
@@ -47,14 +49,18 @@ def train(args: Train) -> int:
         config, seed = part(args, RunConfig), args.seed
         if args.group_steps is not None and config.choices.sampling.group:
             config = dataclasses.replace(config, steps=args.group_steps)
-        content = configuration(config) | {"seeds": [seed]}
+        content = configuration(config) | {"seeds": [seed]} | readings(args)
     else:
         config, content = resumed(args, RunConfig)
+        args = with_readings(args, content)
         seeds = content.get("seeds")
         if not isinstance(seeds, list) or len(seeds) != 1 or type(seeds[0]) is not int:
             raise UsageError(f"{args.resume} is no run of train, of one seed: its seeds are {str(seeds)[:80]}")
         seed = seeds[0]
     validate(config)
+    check_instruments_every(args.instruments_every)
+    if args.exact_critic and config.choices.critic == "none":
+        raise UsageError(f"--exact-critic with {config.name}: it has no critic, leave it out")
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed {seed} is out of range: give an integer in [0, 2**63)")
     make_task(config)  # refuse what cannot run before a directory is made
@@ -124,9 +130,10 @@ def compare(args: Compare) -> int:
     workers = workers_of(args.workers)
     if args.resume is None:
         config = part(args, CompareConfig)
-        content = configuration(config)
+        content = configuration(config) | readings(args)
     else:
         config, content = resumed(args, CompareConfig)
+        args = with_readings(args, content)
     make_task(config)
     main, equal, budget = comparison.plan(config, None)
     where = args.resume or args.out or default_directory("compare")
@@ -260,6 +267,19 @@ def resumed(args: Train | Compare | Grid, kind: type[T]) -> tuple[T, dict[str, A
     path = args.resume / rundir.CONFIG
     content = rundir.read_json(path)
     return from_json(kind, content, path), content
+
+
+def readings(args: Train | Compare) -> dict[str, Any]:
+    """Which costly instruments are read, and when: no part of what a run is, but of what it says of itself."""
+    return {name: getattr(args, name) for name in READINGS if hasattr(args, name)}
+
+
+def with_readings(args: A, content: dict[str, Any]) -> A:
+    """A run that is gone on with reads its instruments as it did, unless told otherwise."""
+    usual = type(args)()
+    kept = {name: content[name] for name in READINGS if type(content.get(name)) is type(getattr(usual, name, None))}
+    untold = {name: value for name, value in kept.items() if getattr(args, name) == getattr(usual, name)}
+    return dataclasses.replace(args, **untold)
 
 
 def check_checkpoint_every(steps: int) -> None:

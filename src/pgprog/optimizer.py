@@ -37,9 +37,16 @@ class Adam:
     Args:
         groups: ``params`` and ``lr`` of each; the parameters' storage is replaced here, so make it first and copy
             models afterwards. A parameter without a gradient counts as one whose gradient is 0.
+
+    Raises: ValueError for a parameter twice, a group of none, or a learning rate that is negative or not finite.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+        held = [id(p) for group in groups for p in group["params"]]
+        if len(set(held)) < len(held) or not all(group["params"] for group in groups):
+            raise ValueError(f"{len(held)} parameters in {len(groups)} groups: each once, and none of the groups empty")
+        if bad := [group["lr"] for group in groups if not 0 <= group["lr"] < float("inf")]:
+            raise ValueError(f"lr {bad[0]} is out of range: give 0 or a positive number")
         self.param_groups = [{"params": list(group["params"]), "lr": group["lr"]} for group in groups]
         self._vectors = [Vector(group["params"]) for group in self.param_groups]
         self._t = torch.zeros(())

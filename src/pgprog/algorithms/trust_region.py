@@ -89,6 +89,11 @@ def trust_region_step(
                 f"{name} {value} is out of range: max_kl is positive, damping 0 or more, iterations 1 or more, "
                 "backtracks 0 or more, tolerance in [0, 1)"
             )
+    if A.shape not in (batch.tokens.shape, batch.tokens.shape[:-1]):
+        raise ValueError(
+            f"advantages have shape {tuple(A.shape)}: {tuple(batch.tokens.shape[:-1])}, one per sequence, or "
+            f"{tuple(batch.tokens.shape)}, one per token, wanted"
+        )
     parameters = list(policy.parameters())
     shapes = [None if g is None else tuple(g.shape) for g in gradient]
     if len(shapes) != len(parameters) or any(s not in (None, p.shape) for s, p in zip(shapes, parameters, strict=True)):

@@ -85,7 +85,7 @@ def update(
 
     Raises:
         ValueError: fewer than one prompt, completion, epoch or minibatch, more minibatches than prompts, or a norm
-            that is not positive.
+            that is not positive, or an entropy coefficient that is not finite.
     """
     counts = {"prompts": prompts, "group_size": group_size, "epochs": epochs, "minibatches": minibatches}
     for name, count in counts.items():
@@ -93,6 +93,8 @@ def update(
             raise ValueError(f"{name} {count} is too small: give 1 or more")
     if minibatches > prompts:
         raise ValueError(f"minibatches {minibatches} of {prompts} prompts: give no more than there are prompts")
+    if not abs(entropy_coef) < float("inf"):
+        raise ValueError(f"entropy_coef {entropy_coef} is no weight: give a finite number, 0 for no bonus")
     if not max_grad_norm > 0:
         raise ValueError(f"max_grad_norm {max_grad_norm} is no length: give a positive number, or infinity")
     batch = draw(policy, generator, prompts, group_size)

@@ -206,6 +206,10 @@ class CompareConfig(Settings, Contenders):
 def validate(config: RunConfig) -> RunConfig:
     """Return the configuration, or raise UsageError for the first value that cannot be run."""
     recipe = config.choices
+    if config.recipe is not None and config.algo != RunConfig.algo:
+        raise UsageError(
+            f"--algo {config.algo} and --recipe {config.recipe}: give one of them, the rungs are recipes too"
+        )
     if config.recipe is None and config.set:
         raise UsageError(f"--set {config.set[0]} changes a recipe: give --recipe {config.algo} in place of --algo")
     for name, choice in PPO_ONLY.items() if config.recipe is not None else ():
