@@ -1,6 +1,7 @@
 """What a recipe's step costs, against the ladder's step of the same kind and the extra passes of its definition.
 
-The kind is the rung with as many completions per prompt and as much of a critic: REINFORCE, Actor-Critic, GRPO. What a
+The kind is the rung with as many completions per prompt and as much of a critic: REINFORCE, Actor-Critic, GRPO; PPO for
+a clip in several epochs with a critic of prompts. What a
 recipe adds by its definition is measured apart and added to the rung's time: a pass of the reference (scores without
 gradient), of another sampler, of a critic of prefixes (in place of that of prompts), each further gradient step on the
 batch (score, backward, step), each further draw of a filter. What the ratio compares is then the data-driven step with
@@ -50,6 +51,8 @@ class Args:
 def rung_of(config: RunConfig) -> RunConfig:
     """The ladder's run of the same kind."""
     recipe = config.choices
+    if recipe.critic == "prompt" and recipe.sampling.epochs > 1:
+        return replace(config, recipe=None, algo="ppo", set=(), ppo_epochs=recipe.sampling.epochs)
     name = "grpo" if recipe.sampling.group else "reinforce" if recipe.critic == "none" else "actor_critic"
     return replace(config, recipe=None, algo=name, set=())
 
@@ -103,7 +106,9 @@ def passes(config: RunConfig, replicas: int) -> dict[str, Callable[[], object]]:
 def allowed(config: RunConfig, rung: float, each: dict[str, float]) -> float:
     """The rung's seconds and those of the passes that the recipe's definition adds."""
     recipe, seconds = config.choices, rung
-    seconds += (recipe.gradient_steps - 1) * each["gradient_step"]
+    if rung_of(config).algo != "ppo":
+        further = each["gradient_step"] + (each["critic"] if recipe.critic != "none" else 0)
+        seconds += (recipe.gradient_steps - 1) * further
     seconds += each["scores"] * (recipe.reference + recipe.other_sampler)
     seconds += each["draw"] * (recipe.sampling.dynamic if recipe.sampling.dynamic > 1 else 0)
     if recipe.critic == "prefix":
