@@ -13,6 +13,17 @@ INSTRUMENTS, UPDATE = "experiment/instruments.py", "algorithms/update.py"
 TESTS = "test_diagnostics.py"
 
 DIAGNOSTIC_MUTANTS = [
+    Mutant(
+        "many silent groups are always unequal prompts", WATCH, "silent - alike > UNEQUAL", "silent > UNEQUAL", TESTS
+    ),
+    Mutant("a short run waits for a whole window", WATCH, ">= self.facts.first_look", ">= WINDOW", TESTS),
+    Mutant(
+        "empty slots of a filter count",
+        DIAGNOSTICS,
+        "    if valid is None:\n        return x.mean",
+        "    if True:\n        return x.mean",
+        TESTS,
+    ),
     # ---- formulas ----
     Mutant(
         "signal holds the noise of the mean",

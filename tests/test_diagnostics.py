@@ -29,6 +29,7 @@ from pgprog.algorithms.recipes import find
 from pgprog.algorithms.sampling import informative_groups
 from pgprog.algorithms.update import policy_gradient, update
 from pgprog.cli import main
+from pgprog.doctor_command import TITLES
 from pgprog.env import DigitSum
 from pgprog.errors import UsageError
 from pgprog.exact.moments import group_moments, random_prompts
@@ -488,7 +489,40 @@ def test_what_a_warning_says():
     )
     assert "no G helps" in watch.silent_groups(window(frac_reward_zero_std=1.0, success=0.0), GROUP)
     assert "mix the difficulties" in watch.silent_groups(window(frac_reward_zero_std=0.9, success=0.3), GROUP)
+    assert watch.silent_groups(window(frac_reward_zero_std=0.95, success=0.1), GROUP) == (
+        "95% of groups carry no signal: success is 10% and G = 8; with equal prompts 43% would, so prompts are decided "
+        "or unequal and a larger G will not help: keep entropy up, take easier prompts or mix the difficulties of "
+        "prompts"
+    )
     assert "in 95% of steps" in watch.lagging_critic(window(**TRUE["lagging_critic"][1]), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("p", "silent", "larger"),
+    [
+        ([0.02] * 12, None, True),  # alike
+        ([0.01, 0.02, 0.03] * 4, None, True),  # nearly
+        ([1.0] * 2 + [0.0] * 10, None, False),  # a collapsed policy: two prompts right for ever, the others wrong
+        ([0.99] * 3 + [0.005] * 9, None, False),  # nearly
+        ([0.05] * 12, 0.95**8 + 0.05**8 + 0.14, True),  # at the threshold
+        ([0.05] * 12, 0.95**8 + 0.05**8 + 0.16, False),
+    ],
+)
+def test_a_larger_group_is_the_cure_of_equal_prompts_alone(p, silent, larger):
+    silent = silent or sum(q**8 + (1 - q) ** 8 for q in p) / len(p)
+    text = watch.silent_groups(window(frac_reward_zero_std=silent, success=sum(p) / len(p)), GROUP)
+    assert ("smallest G" in text) == larger and ("a larger G will not help" in text) != larger
+
+
+def test_the_share_of_equal_prompts_is_that_of_groups_drawn():
+    noise = np.random.default_rng(0)
+    for p, larger in (([0.02] * 16, True), ([1.0] * 3 + [0.0] * 13, False)):
+        rewards = noise.random((100, 16, 8)) < np.array(p)[:, None]
+        rows = [
+            {"step": i + 1, "frac_reward_zero_std": (r.max(1) == r.min(1)).mean(), "success": r.mean()}
+            for i, r in enumerate(rewards)
+        ]
+        assert ("smallest G" in watch.silent_groups(rows, GROUP)) == larger
 
 
 def test_ratios_of_one_are_right_where_nothing_is_stale():
@@ -507,6 +541,41 @@ def test_a_kind_is_said_once_when_the_window_is_full_and_at_the_end():
     assert [w.step for w in warnings_in(window(watch.LEAST, **TRUE["silent_groups"][1]), GROUP)] == [watch.LEAST]
     recovered = window(400, frac_reward_zero_std=lambda x: 1.0 if x < 0.15 else 0.0, success=0.1)
     assert warnings_in(recovered, GROUP) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen"), [(20, 20), (30, 20), (60, 30), (110, 60), (199, 100), (200, 100), (5000, 100)]
+)
+def test_a_short_run_is_warned_half_way_and_not_at_its_end(steps, seen):
+    late = Watch(Facts(8, stale=False, steps=steps))
+    said = [warned for row in window(min(steps, 300), **TRUE["silent_groups"][1]) for warned in late.see(row)]
+    assert [(w.kind, w.step) for w in said] == [("silent_groups", seen)]
+    assert f" (steps 1 to {seen}); see" in said[0].text
+    assert facts_of(RunConfig(algo="grpo", steps=steps)).steps == steps
+
+
+def test_a_warning_names_the_steps_that_it_has_read():
+    rows = window(400, frac_reward_zero_std=lambda x: 0.0 if x < 0.5 else 0.95, success=0.01)
+    (warned,) = warnings_in(rows, GROUP)
+    assert (warned.kind, warned.step) == ("silent_groups", 290)
+    assert warned.text.endswith(" (steps 191 to 290); see pgprog doctor empty-groups")
+    (decided,) = warnings_in(window(frac_reward_zero_std=0.95, success=0.1), GROUP)
+    assert decided.text.endswith(" (steps 1 to 100); see pgprog doctor no-entropy-bonus")
+    growing = window(400, **TRUE["growing_wrong_answers"][1])
+    assert " (steps 1 to 100); " in warnings_in(growing, GROUP)[0].text
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_a_warning_names_a_mode_and_the_pages_know_it(kind):
+    facts, columns = TRUE[kind]
+    (warned,) = warnings_in(window(**columns), facts)
+    assert warned.text.endswith(f"; see pgprog doctor {watch.SEE[kind]}")
+    metrics, page = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("metrics", "doctor"))
+    assert f"| `{kind}` |" in metrics.split("## Warnings")[1]
+    table = page.split("\n## ")[0]
+    for mode in watch.SEE[kind].split():
+        assert mode in TITLES
+        assert any(f"`{kind}`" in line and f"](#{mode})" in line for line in table.splitlines()), mode
 
 
 def test_faint_signal_is_judged_over_more_readings_than_a_window_holds():

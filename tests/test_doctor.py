@@ -12,6 +12,8 @@ from pgprog.cli import main
 from pgprog.doctor import baseline, critic, groups, live, noise, tokens, tour
 from pgprog.doctor.mode import Curve, Effort, Finding
 from pgprog.report.doctor_figures import draw
+from pgprog.report.doctor_tables import flat, legend
+from pgprog.report.doctor_tables import said as in_words
 
 SMALL, TINY = Effort(seeds=3, scale=0.5), Effort(seeds=2, scale=0.05)
 EFFORTS = {"lagging-critic": Effort(seeds=3), "sparse": Effort(seeds=3)}
@@ -120,6 +122,27 @@ def test_one_mode_in_words(cached, capsys):
     assert text.endswith("Reproduce: pgprog doctor shift --seeds 3")
 
 
+def test_names_of_exact_numbers_are_explained_and_rounding_is_0():
+    assert list(map(in_words, (9e-13, -9e-13, 2e-12, 0.25, 3))) == ["0", "0", "2e-12", "0.25", "3"]
+    assert in_words([1e-17, 0.5]) == "[0, 0.5]"
+    row = {"relative_bias": 3e-16, "scale": 0.75, "rest": 1e-15, "trace": 0.04}
+    assert [legend({"sick": {"none": row}}).count(f"{name} = ") for name in row] == [1, 1, 1, 1]
+    assert legend({"sick": {"p": 0.5}}) == legend(None) == ""
+    assert flat({"a": row}) == [("a", "relative_bias 0, scale 0.75, rest 0, trace 0.04")]
+
+
+def test_the_checks_of_a_prompt_in_the_loss_name_what_they_test():
+    found = tokens.prompt_loss(TINY)
+    exact = {check.statement: check.holds for check in found.checks if check.statement.startswith("exact")}
+    assert all(exact.values())
+    assert [s for s in exact if "that is grad J" in s] == [
+        "exact: cured, A of the group: that is grad J (relative bias below 1e-12)"
+    ]
+    row = found.proof["cured"]
+    assert row["1/N, the batch mean's own"] == 0.25 and abs(row["relative_bias"] - 0.25) < 1e-12
+    assert any("(1 - 1/N) grad J" in s for s in exact)
+
+
 def test_what_is_not_reproduced_is_said(monkeypatch, capsys):
     broken = tokens.shift(TINY, tokens.aligned)
     monkeypatch.setattr(tour, "MODES", {"shift": lambda effort: broken})
@@ -156,6 +179,12 @@ def test_numbers_of_the_page_are_those_of_a_run():
     for name in NAMES:
         assert f"pgprog doctor {name}" in page and f"figures/doctor/{name}.png" in page
         assert (ROOT / "docs" / "figures" / "doctor" / f"{name}.png").exists()
+    head, *sections = page.split("\n## ")
+    assert [section.split("\n")[0] for section in sections] == list(tour.MODES)
+    assert [name for line in head.splitlines() for name in tour.MODES if f"](#{name})" in line] == list(tour.MODES)
+    for line in head.splitlines():
+        if "](#" in line:
+            assert 3 <= len(line.split("|")[3].replace(" - ", "-").split()) <= 6, line
 
 
 def test_a_curve_has_a_kind_that_can_be_drawn():

@@ -406,8 +406,52 @@ def test_the_recommendation_says_why(capsys):
     )
     one, words = reasons(capsys, "--gpus", "2")
     assert one["recipe"] is None and "None fits in 2 x 80 GB" in words and "needs 3" in words
+    one, words = reasons(capsys, "--concentration", "5", "--success-rate", "0.01")
+    assert "no practical G (4,702,040) has half of them informative" in words and "raise G" not in words
     one, words = reasons(capsys, "--concentration", "0.5", "--success-rate", "0.03")
     assert "no G up to 2^50" in words and "raise G" not in words
+
+
+OF_SIGNAL = {"signal to noise per rollout", "rollouts for S/N 1", "signal to noise per step"}
+
+
+def test_a_filter_that_takes_away_the_only_noise_is_marked(capsys, monkeypatch):
+    rare = ("--success-rate", "0.01", "--recipes", "rloo", "grpo", "dapo")
+    found = data(capsys, *rare)
+    told = {row["recipe"]: row["remarks"] for row in found["signal"]}
+    assert told["rloo"] == told["grpo"] == {} and set(told["dapo"]) == OF_SIGNAL
+    assert "an artefact" in told["dapo"]["signal to noise per rollout"]
+    for noise, count in (("30", 3), ("10000", 0)):  # of direction, which no filter takes away
+        assert len(data(capsys, *rare, "--score-noise", noise)["signal"][-1]["remarks"]) == count
+    one, words = reasons(capsys, *rare, "--score-noise", "1")
+    assert one["recipe"] == "dapo" and "But the S/N of dapo is an artefact" in words
+    monkeypatch.setenv("COLUMNS", "100")
+    out = said(capsys, *rare).out
+    assert len(re.findall(r"^ dapo .* \u2020 \S+", out, re.M)) == 2
+    assert out.count("\u2020 an artefact") == 1 and out.count("\u2020 as above.") == 1
+
+
+def test_more_gpus_to_keep_pace_than_there_are_is_explained(capsys, monkeypatch):
+    pace = "rollout GPUs that keep pace"
+    arguments = ("--recipes", "rloo", "dapo", "--success-rate", "0.01", "--generation-share", "0.7")
+    for gpus, who in (("9", {"rloo", "dapo"}), ("10", {"dapo"}), ("1000", set())):
+        rows = data(capsys, *arguments, "--gpus", gpus)["signal"]
+        assert value({"signal": rows}, "signal", pace, recipe="rloo") == 7  # beside 3 that train
+        assert {row["recipe"] for row in rows if pace in row["remarks"]} == who
+    monkeypatch.setenv("COLUMNS", "100")
+    out = " ".join(said(capsys, *arguments).out.split())
+    assert "\u2021 7" not in out.split("What the budget costs")[0]
+    assert "more than --gpus 8: apart, training would wait for samples. On the 8 both take turns" in out
+
+
+def test_the_recommendation_comes_first_and_gpus_are_told_apart(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    out = said(capsys, "--concentration", "5", "--success-rate", "0.01").out
+    assert out.startswith("Recommendation at success 0.01\n")
+    (head,) = [line for line in out.splitlines() if line.startswith(" recipe") and "policy" in line]
+    assert "GPUs to train" in head and "GPUs to sample" in head
+    assert "no practical G (4,702,040)" in out.split("Groups that carry a signal")[1]
+    assert " no G " in said(capsys, "--concentration", "0.5", "--success-rate", "0.03").out
 
 
 def test_what_is_infinite_is_null_and_ranks_first(capsys):

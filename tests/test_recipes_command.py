@@ -49,6 +49,7 @@ def test_every_recipe_has_a_row_in_both_tables(capsys, monkeypatch):
     assert words["vpg"] == "vpg r none none sequence_sum"
     assert words["dr_grpo"].endswith("constant_length")
     words = {line.split()[0]: " ".join(line.split()) for line in made.splitlines() if line.strip()}
+    assert "G is the paper's, or the library's default; runs take --group-size (default 8)." in out
     assert words["grpo_kl"].startswith("grpo_kl G = 64 reference reference 2402.03300, eq. 3")
 
 
@@ -380,6 +381,38 @@ def test_diff_as_json_has_every_number(capsys):
     ).exp()
     assert found["batch"]["ratios"]["stale"]["most"] == ratio.max().item() > 3  # where a mask is, it is 1
     assert found["recipes"]["b"]["name"] == "verl:grpo"
+    assert found["completions_per_prompt"] == {"a": 8, "b": 1}
+    assert data(capsys, "diff", "verl:grpo", "openrlhf:grpo")["completions_per_prompt"] is None
+    for side, name in (("a", "trl:grpo"), ("b", "verl:grpo")):
+        assert found["recipes"][side]["equals"] == RECIPES[name].equals
+        assert found["recipes"][side]["notes"] == RECIPES[name].notes
+
+
+def test_diff_says_what_each_equals_in_its_librarys_names(capsys):
+    out = " ".join(said(capsys, "diff", "trl:grpo", "verl:grpo").out.split())
+    assert "completions per prompt 8 1 by the paper or" in out
+    assert 'trl:grpo equals: loss_type="dapo", scale_rewards="group"' in out and "trl:grpo notes" not in out
+    assert "verl:grpo equals: norm_adv_by_std_in_grpo=True" in out and "clip_ratio_c=3.0" in out
+    assert "verl:grpo notes: rollout.n is 1 by default, where verl returns the raw reward" in out
+    changed = " ".join(said(capsys, "diff", "trl:grpo", "verl:grpo", "--set", "sampling.epochs=2").out.split())
+    assert "verl:grpo before --set equals: norm_adv" in changed
+    assert "completions per prompt" not in said(capsys, "diff", "verl:grpo", "openrlhf:grpo").out
+
+
+def test_names_of_choices_are_not_broken(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    pairs = (
+        ("trl:grpo", "verl:grpo"),
+        ("grpo", "reinforce_plus_plus_baseline"),
+        ("trl:rloo", "openrlhf:gae"),
+        ("reinforce_plus_plus_baseline", "dr_grpo"),
+    )
+    for pair in pairs:
+        out = said(capsys, "diff", *pair).out
+        assert max(map(len, out.splitlines())) <= 80
+        table = out.split("On one fixed batch")[0]
+        for path, _, _ in differences(*(RECIPES[name] for name in pair)):
+            assert re.search(rf"^  {re.escape(path)} ", table, re.M), path
 
 
 def test_diff_as_tables(capsys, monkeypatch):

@@ -113,7 +113,7 @@ def train(args: Train) -> int:
     say(console, f"{TITLES[config.name]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
     say(console, f"{result.rollouts:,} rollouts, {result.tokens[0]:,} tokens, {result.wall_seconds:.1f} s")
     for warned in warnings:
-        say(console, f"Warning, from step {warned.step}: {warned.text}.")
+        say(console, f"Warning, seen at step {warned.step}: {warned.text}.")
     for exception in config.exceptions():
         say(console, f"Exception from the shared settings: {exception}.")
     say(console, f"Saved in {directory}. See completions: pgprog sample --run {directory} --target 23")

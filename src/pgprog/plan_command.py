@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pgprog.algorithms.recipes import Recipe, find
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 RECIPES = ("reinforce", "ppo_gae", "openrlhf:gae", "rloo", "grpo", "grpo_kl", "dr_grpo", "dapo")
 FEW = 100  # informative groups in the whole budget
 HALF = 0.5  # of the groups
+ARTEFACT = (
+    "an artefact, not to be compared: the filter fixes how many groups are informative, which takes away noise of the "
+    "gradient's length alone, and one logit has little other. Compare efficiency; a larger --score-noise adds noise of "
+    "direction"
+)
+"""S/N of a recipe that draws until groups are informative, where the filter alone makes it much larger."""
+OF_SIGNAL = (
+    "signal to noise per rollout",
+    "rollouts for S/N 1",
+    "signal to noise per step",
+    "signal to noise per GPU hour",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,6 +464,37 @@ def time_of(
     }
 
 
+def remarks(
+    recipe: Recipe, args: Plan, p: float, G: int, memory: dict[str, Figure], figures: dict[str, Figure]
+) -> dict[str, str]:
+    """By figure, what a reader must know before comparing it with the others."""
+    said = {}
+    if is_artefact(recipe, args, p, G):
+        said = {name: ARTEFACT for name in OF_SIGNAL if name in figures}
+    pace = "rollout GPUs that keep pace"
+    train, sample = memory["training GPUs"].value or 0, figures[pace].value if pace in figures else None
+    if sample is not None and train + sample > args.gpus:
+        said[pace] = (
+            f"with the GPUs to train, more than --gpus {args.gpus}: apart, training would wait for samples. On the "
+            f"{args.gpus} both take turns, as wall h has it"
+        )
+    return said
+
+
+def is_artefact(recipe: Recipe, args: Plan, p: float, G: int) -> bool:
+    """Whether a filter alone makes S/N ``LEAD`` times what it is without, though efficiency stays the same."""
+    from pgprog.plan import LEAD, signal, spread
+
+    if recipe.sampling.dynamic == 1:
+        return False
+    plain = replace(recipe, sampling=replace(recipe.sampling, dynamic=1))
+    with_filter, without = (
+        signal(one, spread(p, args.concentration, G), G, args.prompts, kappa=args.score_noise or 1.0).signal_to_noise
+        for one in (recipe, plain)
+    )
+    return with_filter > LEAD * without
+
+
 # ---- all of it ----
 
 
@@ -472,7 +515,13 @@ def with_rollouts(args: Plan, recipes: list[Recipe]) -> dict[str, Any]:
         ],
         "groups": [{"success_rate": p, "group_size": G, "figures": as_data(f)} for (p, G), f in groups.items()],
         "signal": [
-            {"success_rate": p, "recipe": name, "group_size": G, "figures": as_data(f)}
+            {
+                "success_rate": p,
+                "recipe": name,
+                "group_size": G,
+                "figures": as_data(f),
+                "remarks": remarks(find(name), args, p, G, memory[name], f),
+            }
             for (p, name, G), f in signals.items()
         ],
         "recommendations": [
@@ -529,6 +578,8 @@ def recommend(
     said = [chosen_words(args, chosen, candidates, score)] if chosen else [nothing_fits(args, memory)]
     said += [too_large(args, name, memory) for name in by_name if not fits(memory[name], args)] if chosen else []
     said += few_signals(args, p, groups)
+    if chosen and args.score_noise is not None and is_artefact(by_name[chosen.name], args, p, chosen.group_size):
+        said.append(f"But the S/N of {chosen.name} is {ARTEFACT}.")
     if chosen and not by_name[chosen.name].sampling.group and args.concentration is None:
         said.append(
             "A baseline that all prompts share is as good as one of a prompt's own only because all have the same p: "
@@ -590,8 +641,11 @@ def few_signals(args: Plan, p: float, groups: dict[tuple[float, int], dict[str, 
         if rate != p or share is None or share >= HALF:
             continue
         cure = f"take {'harder' if p > 0.5 else 'easier'} prompts, or pay for steps on the way (a process reward)"
-        which = "no G up to 2^50 has half of them informative: most prompts are hopeless or solved"
-        if least is not None:
+        if least is None:
+            which = "no G up to 2^50 has half of them informative: most prompts are hopeless or solved"
+        elif least > LARGEST_GROUP:
+            which = f"no practical G ({least:,.0f}) has half of them informative: most prompts are hopeless or solved"
+        else:
             which, cure = f"the smallest G with half the groups informative is {least:.0f}", f"raise G, {cure}"
         said.append(
             f"{1 - share:.0%} of the groups carry no signal: success is {p:g} and G = {G}; {which}. What helps: "

@@ -94,10 +94,13 @@ def diff(a: Recipe, b: Recipe, changes: tuple[str, ...], as_json: bool) -> int:
     from pgprog.report.recipe_tables import MEANINGS, print_diff, say
 
     differing = differences(a, b)
+    completions = {"a": a.rollouts, "b": b.rollouts} if a.rollouts != b.rollouts else None
     if not (differing or as_json):
         from rich.console import Console
 
         say(Console(), f"{a.name} and {b.name} are the same: no choice differs.")
+        if completions:
+            say(Console(), f"Completions per prompt do: {a.rollouts} and {b.rollouts}, by paper or library.")
         return 0
     import torch
     from rich.console import Console
@@ -108,6 +111,7 @@ def diff(a: Recipe, b: Recipe, changes: tuple[str, ...], as_json: bool) -> int:
     found = batch.as_dict(batch.compare(a, b)) | {
         "recipes": {"a": facts(a), "b": facts(b)},
         "differences": [{"choice": path, "a": x, "b": y, "meaning": MEANINGS[path]} for path, x, y in differing],
+        "completions_per_prompt": completions,
         "notes": [*(f"--set {change} holds for both." for change in changes), *batch.notes(a, b)],
     }
     if as_json:

@@ -131,17 +131,19 @@ def prompt_loss(effort: Effort, fault: Trained = with_prompt) -> Finding:
 
         E[g] = what it was + mean over prompts of E[A] grad log pi(prompt)
 
-    E[A | prompt] is p - mean p for the batch's mean, 0 for a group's.
+    E[A | prompt] is p - mean p for the batch's mean, 0 for a group's. The batch's mean holds each completion's own r,
+    so that without the prompt E[g] is (1 - 1/N) grad J: a relative bias of 1/N, which is no fault of the mask.
     """
     problem = tiny_problem(group_size=2, prompt_form="tokens")
+    N = len(problem.targets) * problem.group_size
     kinds: dict[str, Trained] = {"sick": fault, "cured": aligned}
     added = moments(fault, problem, of_batch) - moments(aligned, problem, of_batch)
     wanted = language_model_gradient(problem)
     proof: dict[str, Any] = {
         "sick": against_truth(fault, problem, of_batch),
-        "cured": against_truth(aligned, problem, of_batch),
+        "cured": (cured := against_truth(aligned, problem, of_batch)) | {"1/N, the batch mean's own": 1 / N},
         "sick, A of the group": exact_row(fault, problem),
-        "A of the group": exact_row(aligned, problem),
+        "cured, A of the group": exact_row(aligned, problem),
         "what is added": added.norm().item(),
         "of the language model": wanted.norm().item(),
         "their difference": (added - wanted).norm().item(),
@@ -165,7 +167,11 @@ def prompt_loss(effort: Effort, fault: Trained = with_prompt) -> Finding:
         panels=panels(runs, {"sick": "sick", "cured": "cured"}),
         checks=(
             *exact_checks(
-                {name: proof[name] for name in ("sick, A of the group",)} | {"cured": proof["A of the group"]}
+                {name: proof[name] for name in ("sick, A of the group", "cured, A of the group")}, "A of the group"
+            ),
+            Check(
+                "exact: cured with A of the batch, that is (1 - 1/N) grad J, the batch mean's own scale (to 1e-12)",
+                abs(cured["scale"] - (1 - 1 / N)) < 1e-12 and cured["rest"] < 1e-12,
             ),
             Check(
                 "exact: what the prompt adds to E[g] is the mean of (p - mean p) grad log pi(prompt) (to 1e-12), not 0",
@@ -229,14 +235,15 @@ def language_model_gradient(problem: Problem) -> Float[Tensor, "D"]:
     return value_and_gradient(one, value.unsqueeze(0)).gradient[0]
 
 
-def exact_checks(proof: dict[str, Any]) -> tuple[Check, ...]:
-    """Shared: the formula holds, and the cured one is grad J."""
+def exact_checks(proof: dict[str, Any], advantage: str = "") -> tuple[Check, ...]:
+    """Shared: the formula holds, and the cured one is grad J; with which advantage, where there are several."""
+    cured, also = (f"cured, {advantage}", f", {advantage}") if advantage else ("cured", "")
     return (
         Check(
-            "exact: E[g] is the mean over prompts of Cov(r, grad h), sick and cured (to 1e-12)",
+            f"exact: E[g] is the mean over prompts of Cov(r, grad h), sick and cured{also} (to 1e-12)",
             max(row["from mean Cov(r, grad h)"] for row in proof.values()) < 1e-12,
         ),
-        Check("exact: cured, that is grad J (relative bias below 1e-12)", proof["cured"]["relative_bias"] < 1e-12),
+        Check(f"exact: {cured}: that is grad J (relative bias below 1e-12)", proof[cured]["relative_bias"] < 1e-12),
     )
 
 

@@ -22,6 +22,7 @@ CHECK_EVERY = 10  # steps
 LEAST = 20  # rows; of fewer nothing is said
 SOLVED = 0.5  # success from which on silent groups and a faint gradient are what is left of a task
 SILENT = 0.8  # share of groups without signal: a batch is then worth a fifth of what it cost
+UNEQUAL = 0.15  # that share above what equal prompts would have; a window of 100 batches is off by far less
 COLLAPSED = 1.25  # tokens to choose from, exp(entropy): all but one or two places are decided
 CLIPPED = 0.3  # share of tokens without a gradient: beyond, a step is mostly the clip's
 TAIL = 5.0  # one token in a hundred that weighs so much more, or less, than when it was drawn
@@ -30,6 +31,7 @@ GROWTH = 1.1  # from the first half of a window to its second
 FAINT = 0.05  # |E g|^2 / tr Cov(g): 95 parts of 100 of a step's squared length are then noise
 FEW_READINGS = 8  # of signal to noise: one reading is off by some 0.2, the mean of eight by less than 0.1
 WORN = 0.3  # of the sample that is left when it is weighted
+DECIDED = "prompts are decided or unequal and a larger G will not help"
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,19 @@ class Facts:
     """G."""
     stale: bool
     """Ratios must leave 1: several steps on a batch, or data of an older policy."""
+    steps: int = 2 * WINDOW
+    """How long the run is meant to be."""
+
+    @property
+    def first_look(self) -> int:
+        """Rows before the first look: a window, in a run of less than two windows half of it."""
+        return min(WINDOW, max(LEAST, self.steps // 2))
 
 
 def facts_of(config: RunConfig) -> Facts:
     """The facts of a run."""
     recipe = config.choices
-    return Facts(config.completions, recipe.gradient_steps > 1 or recipe.sampling.age > 0)
+    return Facts(config.completions, recipe.gradient_steps > 1 or recipe.sampling.age > 0, config.steps)
 
 
 def column(rows: Rows, name: str) -> list[float]:
@@ -68,16 +77,21 @@ def percent(share: float) -> str:
 def silent_groups(rows: Rows, facts: Facts) -> str | None:
     """Groups whose rewards are all equal move nothing, and most of them are all wrong.
 
-    The suggested G is the smallest with 1 - p^G - (1 - p)^G >= 1/2, as if every prompt had the mean's p.
+    The suggested G is the smallest with 1 - p^G - (1 - p)^G >= 1/2, if every prompt has the mean's p. Where the share
+    is far above p^G + (1 - p)^G they do not: prompts are decided, right or wrong, and G does not change what they are.
     """
     silent, p = mean(column(rows, "frac_reward_zero_std")), mean(column(rows, "success"))
     if not (silent >= SILENT and p < SOLVED):
         return None
     said = f"{percent(silent)} of groups carry no signal: success is {percent(p)} and G = {facts.completions}; "
+    alike = p**facts.completions + (1 - p) ** facts.completions
+    if silent - alike > UNEQUAL:
+        return (
+            f"{said}with equal prompts {percent(alike)} would, so {DECIDED}: keep entropy up, take easier prompts or "
+            "mix the difficulties of prompts"
+        )
     if (G := smallest_group(p)) is None:
         return said + "without a single success no G helps: begin with easier prompts, or pay for parts of an answer"
-    if facts.completions >= G:
-        return said + "some prompts are solved and the others never are: mix the difficulties of prompts"
     return said + f"the smallest G with half the groups informative is {G}"
 
 
@@ -191,16 +205,29 @@ CHECKS: dict[str, Callable[[Rows, Facts], str | None]] = {
 }
 
 
+SEE = {
+    "silent_groups": "empty-groups",
+    "collapsed_entropy": "no-entropy-bonus",
+    "clipped_tokens": "long-steps",
+    "ratio_tails": "stale",
+    "ratios_of_one": "stale",
+    "lagging_critic": "lagging-critic",
+    "growing_wrong_answers": "length-bias",
+    "faint_gradient": "variance-for-bias",
+    "worn_sample": "stale sampler-mismatch",
+}
+"""The modes of ``pgprog doctor`` that show it."""
 OVER_ALL = (faint_gradient, growing_wrong_answers)
 """They are given all rows that are kept, the others the last ``WINDOW``."""
 
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning, and when it was first true."""
+    """A warning, and when it was first seen."""
 
     kind: str
     step: int
+    """The last that was read; what it warns of may have begun up to a window before."""
     text: str
 
 
@@ -215,7 +242,7 @@ class Watch:
     def see(self, row: dict[str, Any]) -> list[Warned]:
         """Take the next row; return what is new."""
         self._rows.append(row)
-        full = len(self._rows) >= WINDOW
+        full = len(self._rows) >= self.facts.first_look
         return self.look() if full and row["step"] % CHECK_EVERY == 0 else []
 
     def look(self) -> list[Warned]:
@@ -224,10 +251,22 @@ class Watch:
             return []
         rows, known = list(self._rows), {warned.kind for warned in self.given}
         checks = {kind: check for kind, check in CHECKS.items() if kind not in known}
-        found = [(k, check(rows if check in OVER_ALL else rows[-WINDOW:], self.facts)) for k, check in checks.items()]
-        new = [Warned(kind, rows[-1]["step"], text) for kind, text in found if text is not None]
+        read = {kind: rows if check in OVER_ALL else rows[-WINDOW:] for kind, check in checks.items()}
+        found = [(kind, check(read[kind], self.facts)) for kind, check in checks.items()]
+        new = [
+            Warned(
+                kind, (step := rows[-1]["step"]), f"{text} (steps {read[kind][0]['step']} to {step}); {see(kind, text)}"
+            )
+            for kind, text in found
+            if text is not None
+        ]
         self.given += new
         return new
+
+
+def see(kind: str, text: str) -> str:
+    """Where a warning is shown; groups that are silent for want of choice are another mode's."""
+    return f"see pgprog doctor {'no-entropy-bonus' if DECIDED in text else SEE[kind]}"
 
 
 def warnings_in(rows: Iterable[dict[str, Any]], facts: Facts) -> list[Warned]:

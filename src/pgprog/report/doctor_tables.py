@@ -7,6 +7,15 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+LEGEND = {
+    "relative_bias": "relative_bias = |E g - truth| / |truth|",
+    "scale": "scale = c of E g = c truth + orthogonal",
+    "rest": "rest = |orthogonal| / |E g|",
+    "trace": "trace = tr Cov(g)",
+}
+"""What the names of exact numbers mean; the truth is the gradient that E g should be."""
+ROUNDING = 1e-12
+
 
 def print_finding(console: Console, found: dict[str, Any]) -> None:
     """A mode: the two sentences, what to watch, the numbers, the checks."""
@@ -14,6 +23,8 @@ def print_finding(console: Console, found: dict[str, Any]) -> None:
     for label, key in (("sick ", "sick"), ("cure ", "cure"), ("watch", "watch")):
         line = Text.assemble((f"{label}  ", "dim"), found[key])
         console.print(Padding(line, (0, 0, 0, 2)))
+    if explained := legend(found["proof"]):
+        console.print(Padding(Text.assemble(("names  ", "dim"), explained), (0, 0, 0, 2)))
     for label, numbers in (("exact", found["proof"]), ("found", found["numbers"])):
         for path, value in flat(numbers or {}):
             console.print(Padding(Text.assemble((f"{label}  ", "dim"), f"{path}  ", value), (0, 0, 0, 2)))
@@ -21,6 +32,18 @@ def print_finding(console: Console, found: dict[str, Any]) -> None:
         mark = ("yes", "green") if check["holds"] else ("NO ", "bold red")
         console.print(Padding(Text.assemble(mark, "    ", check["statement"]), (0, 0, 0, 2)))
     console.print()
+
+
+def names_in(numbers: Any) -> set[str]:
+    """Of nested numbers, at every level."""
+    if not isinstance(numbers, dict):
+        return set()
+    return set(numbers).union(*map(names_in, numbers.values()))
+
+
+def legend(numbers: Any) -> str:
+    """What those names mean that occur."""
+    return "; ".join(text for name, text in LEGEND.items() if name in names_in(numbers))
 
 
 def flat(numbers: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -33,10 +56,12 @@ def flat(numbers: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
 
 
 def said(value: Any) -> str:
-    """A number in four digits; a list in brackets."""
+    """A number in four digits, 0 where it is rounding; a list in brackets."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(said, value)) + "]"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "0" if abs(value) < ROUNDING else f"{value:.4g}"
+    return str(value)
 
 
 def print_summary(console: Console, content: dict[str, Any], where: Path | None) -> None:

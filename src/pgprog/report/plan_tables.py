@@ -8,16 +8,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pgprog.plan_command import LARGEST_GROUP
+
 MEMORY = {
-    "models": "models",
+    "models": "held",
     "policy memory": "policy",
     "critic memory": "critic",
     "reference memory": "ref.",
-    "reward model memory": "reward",
+    "reward model memory": "rew.",
     "total memory": "total",
-    "training GPUs": "GPUs",
+    "training GPUs": "GPUs to\ntrain",
     "rollout copy memory": "copy",
-    "rollout GPUs": "GPUs",
+    "rollout GPUs": "GPUs to\nsample",
 }
 GROUPS = {
     "informative share": "informative",
@@ -48,7 +50,7 @@ TIME = {
 TOTAL = {
     "GPU hours in all": "GPU h",
     "wall hours": "wall h",
-    "rollout GPUs that keep pace": "rollout GPUs",
+    "rollout GPUs that keep pace": "GPUs that keep pace",
 }
 TITLES = {
     "What a rollout is worth": SIGNAL,
@@ -56,15 +58,24 @@ TITLES = {
     "What a GPU hour is worth": TIME,
     "What the budget costs": TOTAL,
 }
+WIDE = 100  # columns
+MARKS = "\u2020\u2021\u00a7"
 Rows = Sequence[Mapping[str, Any]]
 
 
 def print_plan(console: Console, found: Mapping[str, Any]) -> None:
-    """Every table that has rows, with its notes; then the recommendations."""
+    """The recommendations; then every table that has rows, with its notes."""
+    for said in found["recommendations"]:
+        p = said["success_rate"]
+        console.print("Recommendation" + ("" if p is None else f" at success {p:g}"), style="bold", highlight=False)
+        for reason in said["reasons"]:
+            say(console, reason, "  ")
+        console.print()
     notes: dict[str, int] = {}
-    title = "Memory in decimal GB, activations aside; GPUs to train on, and to hold the copy that generates"
-    print_table(console, title, found["memory"], MEMORY, notes)
-    print_table(console, "Groups that carry a signal", found["groups"], GROUPS, notes)
+    marks: dict[str, str] = {}
+    title = "Memory of the models held, decimal GB, no activations; least GPUs to train, and for a copy to sample"
+    print_table(console, title, found["memory"], MEMORY, notes, marks)
+    print_table(console, "Groups that carry a signal", found["groups"], GROUPS, notes, marks)
     for p in dict.fromkeys(row["success_rate"] for row in found["signal"]):
         rows = [
             {key: row[key] for key in row if key != "success_rate"}
@@ -72,20 +83,17 @@ def print_plan(console: Console, found: Mapping[str, Any]) -> None:
             if row["success_rate"] == p
         ]
         for title, columns in TITLES.items():
-            print_table(console, f"{title}, at success {p:g}", rows, columns, notes)
-    for said in found["recommendations"]:
-        p = said["success_rate"]
-        console.print("Recommendation" + ("" if p is None else f" at success {p:g}"), style="bold", highlight=False)
-        for reason in said["reasons"]:
-            say(console, reason, "  ")
-        console.print()
+            print_table(console, f"{title}, at success {p:g}", rows, columns, notes, marks)
 
 
-def print_table(console: Console, title: str, rows: Rows, columns: Mapping[str, str], notes: dict[str, int]) -> None:
+def print_table(
+    console: Console, title: str, rows: Rows, columns: Mapping[str, str], notes: dict[str, int], marks: dict[str, str]
+) -> None:
     """A row per recipe or group, a column per figure that any row has; below, by number, what each column assumes.
 
     Args:
         notes: assumptions by number, in which those of this table that are new are put and printed in full.
+        marks: remarks by their text, in the same way.
     """
     shown = {name: head for name, head in columns.items() if any(name in row["figures"] for row in rows)}
     if not shown:
@@ -103,14 +111,19 @@ def print_table(console: Console, title: str, rows: Rows, columns: Mapping[str, 
     for key, head in keys.items():
         table.add_column(head, no_wrap=True, justify="left" if key == "recipe" else "right")
     for head in shown.values():
-        table.add_column(head, justify="right")
+        table.add_column(head if console.width < WIDE else head.replace("\n", " "), justify="right")
+    before = dict(marks)
     for row in rows:
-        cells = [number(row["figures"][name]["value"]) if name in row["figures"] else "-" for name in shown]
+        cells = [cell(row, name, marks) for name in shown]
         mark = "" if row.get("fits", True) else " *"
         table.add_row(*(f"{row[key]}{mark}" if key == "recipe" else f"{row[key]:g}" for key in keys), *cells)
     console.print(table)
     if not all(row.get("fits", True) for row in rows):
         say(console, "* does not fit, not even training and generation in turns.")
+    met = {row.get("remarks", {}).get(name) for row in rows for name in shown}
+    for text, mark in marks.items():
+        if text in met:
+            say(console, f"{mark} as above." if text in before else f"{mark} {text}.", "  ")
     known, used = len(notes), []
     for name, head in shown.items():
         assumed = [text for row in rows if name in row["figures"] for text in row["figures"][name]["assumptions"]]
@@ -120,6 +133,21 @@ def print_table(console: Console, title: str, rows: Rows, columns: Mapping[str, 
     for text, i in list(notes.items())[known:]:
         say(console, f"{i:>3}  {text}", "     ")
     console.print()
+
+
+def cell(row: Mapping[str, Any], name: str, marks: dict[str, str]) -> str:
+    """A figure of a row, marked where there is a remark; - where the row has none.
+
+    Args:
+        marks: by remark; those that are new are put in.
+    """
+    if name not in row["figures"]:
+        return "-"
+    value = row["figures"][name]["value"]
+    if name == "smallest G with half informative" and (value is None or value > LARGEST_GROUP):
+        return "no G" if value is None else f"no practical G ({number(value)})"
+    remark = row.get("remarks", {}).get(name)
+    return number(value) if remark is None else f"{marks.setdefault(remark, MARKS[len(marks)])} {number(value)}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

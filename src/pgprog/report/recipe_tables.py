@@ -51,6 +51,7 @@ MEANINGS = {
 
 STATES = {"fresh": "Fresh data: the first gradient, ratios 1", "stale": "Stale data: ratios {least:.2f} to {most:.2f}"}
 WIDE = 100  # columns
+NAMES = 28  # columns, of choices
 NOTHING = 1e-12  # relative change that is rounding
 
 
@@ -78,6 +79,7 @@ def print_list(console: Console, groups: Mapping[str, Sequence[Recipe]]) -> None
     for table in (axes, cost):
         table.columns[0].no_wrap = True
         console.print(table)
+    say(console, "G is the paper's, or the library's default; runs take --group-size (default 8).")
     say(console, "One in full: pgprog recipes grpo. Two compared: pgprog recipes diff trl:grpo verl:grpo")
 
 
@@ -144,12 +146,20 @@ def print_diff(console: Console, found: dict[str, Any]) -> None:
     if not found["differences"]:
         say(console, f"{a} and {b} are the same: no choice differs.")
         return
-    table = _table("What differs", "choice", a, b, "what it is")
+    batch, completions = found["batch"], found["completions_per_prompt"]
+    P, G = len(batch["targets"]), batch["group_size"]
+    heads = (a, b) if console.width >= WIDE else (_broken(a), _broken(b))
+    table = _table("What differs", "choice", *heads, "what it is")
+    table.columns[0].no_wrap = True
     for row in found["differences"]:
         table.add_row(*map(escape, (row["choice"], shown(row["a"]), shown(row["b"]), row["meaning"])))
+    if completions:
+        both = f"by the paper or the library's defaults; below, {G} for both"
+        table.add_row("completions per prompt", str(completions["a"]), str(completions["b"]), both)
     console.print(table)
-    batch = found["batch"]
-    P, G = len(batch["targets"]), batch["group_size"]
+    for side in ("a", "b"):
+        for line in _of_itself(found["recipes"][side]):
+            say(console, line, wrap=True)
     lengths = [length for row in batch["lengths"] for length in row]
     say(
         console,
@@ -158,10 +168,20 @@ def print_diff(console: Console, found: dict[str, Any]) -> None:
         wrap=True,
     )
     for state in STATES:
-        console.print(_sides(found, state, a, b))
+        console.print(_sides(found, state, a, b, console.width))
     console.print(_attributions(found["attributions"], a))
     for note in (*_left_out(found["attributions"]), *found["notes"], *_NOTES):
         say(console, note, wrap=True)
+
+
+def _of_itself(recipe: dict[str, Any]) -> list[str]:
+    """What it equals, in the library's own names, and its notes; both are of the recipe without --set."""
+    before = " before --set" if recipe["changed"] else ""
+    return [
+        f"{recipe['name']}{before} {word}: {recipe[key]}"
+        for key, word in (("equals", "equals"), ("notes", "notes"))
+        if recipe[key]
+    ]
 
 
 _NOTES = (
@@ -171,9 +191,11 @@ _NOTES = (
 )
 
 
-def _sides(found: dict[str, Any], state: str, a: str, b: str) -> Table:
+def _sides(found: dict[str, Any], state: str, a: str, b: str, width: int) -> Table:
     title = STATES[state].format(**found["batch"]["ratios"][state])
     table = _table(title, "", "loss", "|g|", "angle to grad J", "bounded")
+    if width < WIDE:
+        a, b = _broken(a), _broken(b)
     for name, side in ((a, "a"), (b, "b")):
         m = found[side][state]
         bounded = "-" if m["clip_frac"] is None else f"{m['clip_frac']:.1%}"
@@ -194,7 +216,9 @@ def _attributions(rows: Sequence[dict[str, Any]], a: str) -> Table:
             change = row["effect"][state]
             same = change["change"] is not None and change["change"] < NOTHING
             cells += ["same", ""] if same else [_ratio(change), _degrees(change["angle"])]
-        table.add_row(_together(row["choices"]), *cells)
+        together = textwrap.fill(_together(row["choices"]), NAMES, break_long_words=False)
+        table.add_row(together, *cells)
+    table.columns[0].no_wrap = True
     return _right(table)
 
 

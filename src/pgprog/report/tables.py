@@ -62,7 +62,7 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     lines = [f"Exception from the shared settings, {' and '.join(who)}: {what}." for what, who in said.items()]
     for entry in summary["algorithms"].values():
         for warned in entry.get("warnings", ()):
-            where = f"{warned['seeds']} of {warned['of']} seeds, first at step {warned['step']}"
+            where = f"{warned['seeds']} of {warned['of']} seeds, first seen at step {warned['step']}"
             lines.append(f"Warning, {entry['title']} ({where}): {warned['text']}.")
     if summary["interrupted"]:
         lines.append("Interrupted: what was reached is shown and saved; the rest is missing.")
