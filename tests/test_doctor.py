@@ -9,7 +9,7 @@ import torch
 from mutants import ROOT
 from pgprog import doctor_command
 from pgprog.cli import main
-from pgprog.doctor import baseline, critic, groups, live, noise, tokens, tour
+from pgprog.doctor import baseline, critic, groups, live, noise, own_run, tokens, tour
 from pgprog.doctor.mode import Curve, Effort, Finding
 from pgprog.report.doctor_figures import draw
 from pgprog.report.doctor_tables import flat, legend
@@ -189,3 +189,51 @@ def test_numbers_of_the_page_are_those_of_a_run():
 
 def test_a_curve_has_a_kind_that_can_be_drawn():
     assert {"sick", "cured", "exact", "other"} == set(Curve.__annotations__["kind"].__args__)
+
+
+# ---- a run of one's own ----
+
+
+def a_run(tmp_path, *more):
+    out = tmp_path / "run"
+    arguments = ["train", "--seq-len", "3", "--hidden", "8", "--prompts", "8", "--steps", "60", "--out", str(out)]
+    assert main([*arguments, *more]) == 0
+    return out
+
+
+def test_a_run_of_ones_own_is_examined(tmp_path, capsys):
+    out = a_run(tmp_path, "--algo", "grpo", "--group-size", "2", "--lr", "1e-5")  # hardly a group with a success
+    warned = json.loads((out / "summary.json").read_text())["warnings"]
+    capsys.readouterr()
+    assert warned and main(["doctor", "--run", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seeds"]["0"]["warnings"] == warned and found["steps"] == 60
+    assert set(found["seeds"]["0"]["last"]) == {*own_run.ALWAYS, "frac_reward_zero_std"}
+    assert main(["doctor", "--run", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert warned[0]["text"] in text and "see pgprog doctor" in text
+
+
+def test_a_run_without_a_column_says_which_and_since_when(tmp_path, capsys):
+    out = a_run(tmp_path, "--algo", "ppo")
+    path = out / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row.pop("explained_variance", None)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["doctor", "--run", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert "has no explained_variance: written since pgprog 0.2.0" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "nowhere"], "does not exist: give the directory of a run"),
+        (["shift", "--run", "nowhere"], "leave out names and other flags"),
+    ],
+)
+def test_what_is_no_run_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err

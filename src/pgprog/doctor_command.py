@@ -37,6 +37,8 @@ class Doctor:
 
     Example: pgprog doctor
 
+    Example: pgprog doctor --run runs/grpo
+
     Example: pgprog doctor empty-groups --out runs/doctor
     """
 
@@ -44,6 +46,8 @@ class Doctor:
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[NAME ...]", help_behavior_hint="")
     ] = ()
     """Which modes [default: the tour of all]; see --list."""
+    run: Path | None = None
+    """Examine a run of your own in place: its instruments, its warnings, and the mode that each points to."""
     list: bool = False
     """List the modes, and run none."""
     seeds: int = 6
@@ -61,6 +65,8 @@ def doctor(args: Doctor) -> int:
     names = tuple(dict.fromkeys(choose("mode", name, TITLES) for name in args.names)) or tuple(TITLES)
     if not 2 <= args.seeds <= 100:
         raise UsageError(f"--seeds {args.seeds} is out of range: give 2 to 100, for what one seed does proves nothing")
+    if args.run is not None:
+        return examine(args.run, args)
     if args.list:
         return list_modes(names, args.json)
     import torch
@@ -100,6 +106,37 @@ def doctor(args: Doctor) -> int:
     else:
         print_summary(console, content, args.out)
     return 0 if content["reproduced"] else NOT_REPRODUCED
+
+
+def examine(run: Path, args: Doctor) -> int:
+    """What a run of one's own says."""
+    if args.names or args.list or args.full or args.out is not None:
+        raise UsageError(f"--run {run} reads that run and makes no failure happen: leave out names and other flags")
+    if (run / "runs").is_dir():
+        runs = ", ".join(sorted(path.name for path in (run / "runs").iterdir()))
+        raise UsageError(f"--run {run} is a comparison: give one of its runs below {run / 'runs'}: {runs}")
+    from rich.console import Console
+
+    from pgprog.doctor.own_run import examined
+
+    found = examined(run)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"{found['name']}, {found['steps']} of {found['steps_planned']} steps")
+    for seed, each in found["seeds"].items():
+        say(f"seed {seed}, last: " + ", ".join(f"{name} {value:.3g}" for name, value in each["last"].items()))
+        for warned in each["warnings"]:
+            say(f"  seen at step {warned['step']}: {warned['text']}.")
+        if not each["warnings"]:
+            say("  no warning")
+    say("What each number is: docs/metrics.md")
+    return 0
 
 
 def list_modes(names: tuple[str, ...], as_json: bool) -> int:
