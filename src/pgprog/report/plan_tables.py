@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pgprog.plan_command import LARGEST_GROUP
+from pgprog.exact.weight import LARGEST_GROUP
 
 MEMORY = {
     "models": "held",
