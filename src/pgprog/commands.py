@@ -277,7 +277,8 @@ def readings(args: Train | Compare) -> dict[str, Any]:
 def with_readings(args: A, content: dict[str, Any]) -> A:
     """A run that is gone on with reads its instruments as it did, unless told otherwise."""
     usual = type(args)()
-    kept = {name: content[name] for name in READINGS if type(content.get(name)) is type(getattr(usual, name, None))}
+    names = [name for name in READINGS if hasattr(usual, name) and name in content]
+    kept = {name: content[name] for name in names if type(content[name]) is type(getattr(usual, name))}
     untold = {name: value for name, value in kept.items() if getattr(args, name) == getattr(usual, name)}
     return dataclasses.replace(args, **untold)
 
