@@ -29,7 +29,7 @@ def rows(algo: str, args: Args, seeds: list[int]) -> list[dict[str, float]]:
     """Metrics of ``args.seed`` from a run of all ``seeds``."""
     config = CompareConfig(steps=args.steps)
     with tempfile.TemporaryDirectory() as directory:
-        run(config.run_config(algo, config.steps_of(algo)), seeds, Path(directory))
+        run(config.run_config(algo, config.steps_of(algo)), seeds, Path(directory), instruments_every=0)
         return [row for row in rundir.read_rows(Path(directory) / rundir.METRICS) if row["seed"] == args.seed]
 
 
