@@ -585,3 +585,9 @@ def test_the_fault_applies_once_and_still_compiles(mutant):
 
 def test_faults_are_named_apart():
     assert len({m.name for m in EXACT_RECIPE_MUTANTS}) == len(EXACT_RECIPE_MUTANTS)
+
+
+def test_what_is_small_is_shown_and_what_is_rounding_is_0():
+    from pgprog.report.exact_tables import _share
+
+    assert [_share(value) for value in (3e-17, 9e-10, 2e-4, 0.1152)] == ["0", "0", "0.0002", "0.1152"]
