@@ -101,8 +101,9 @@ def fails_a_check_with_the_cure_for_the_fault(name):
 @pytest.fixture
 def cached(monkeypatch):
     """Modes that cost nothing: what has been found."""
-    monkeypatch.setattr(tour, "MODES", {name: lambda effort, name=name: found(name) for name in CHEAP})
-    monkeypatch.setattr(doctor_command, "TITLES", {name: found(name).title for name in CHEAP})
+    findings = {name: found(name) for name in CHEAP}  # before the modes are replaced: found looks them up
+    monkeypatch.setattr(tour, "MODES", {name: lambda effort, f=f: f for name, f in findings.items()})
+    monkeypatch.setattr(doctor_command, "TITLES", {name: f.title for name, f in findings.items()})
 
 
 def test_the_tour_as_json_and_in_a_directory(cached, tmp_path, capsys):

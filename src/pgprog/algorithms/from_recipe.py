@@ -24,9 +24,9 @@ from pgprog.algorithms.objectives import (
     token_weights,
 )
 from pgprog.algorithms.recipes import AggregationChoice, KLChoice, Recipe
-from pgprog.algorithms.sampling import Past, copy_of, dynamic, sampled_by, score_squared_norms
+from pgprog.algorithms.sampling import Draw, Past, copy_of, dynamic, sampled_by, score_squared_norms
 from pgprog.algorithms.trust_region import trust_region_step
-from pgprog.algorithms.update import Advantage, Draw, Metrics, Objective, Weights, update
+from pgprog.algorithms.update import Advantage, Metrics, Objective, Weights, update
 from pgprog.noise import ReplicaGenerator
 from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, PrefixCritic, Rollout, rollout

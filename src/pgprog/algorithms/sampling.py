@@ -16,6 +16,7 @@ from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Policy, Rollout, rollout, scored
 
 Draw = Callable[[Policy, ReplicaGenerator, int, int], Rollout]
+"""(policy, generator, prompts, group_size) to a batch whose ``logprobs`` are the policy's, with gradient."""
 SCORES_AT_ONCE = 256
 
 

@@ -21,12 +21,11 @@ from pgprog.algorithms.objectives import (
     token_value_loss,
     value_loss,
 )
+from pgprog.algorithms.sampling import Draw
 from pgprog.noise import ReplicaGenerator
 from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, PrefixCritic, Rollout, rollout
 
-Draw = Callable[[Policy, ReplicaGenerator, int, int], Rollout]
-"""(policy, generator, prompts, group_size) to a batch whose ``logprobs`` are the policy's, with gradient."""
 Advantage = Callable[[Rollout], Float[Tensor, "K P G"] | Float[Tensor, "K P G T"]]
 Weights = Float[Tensor, "K P G T"] | None
 Objective = Callable[[Float[Tensor, "K P G T"], Rollout, Tensor, Weights], Surrogate]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pgprog.algorithms.recipes import find
 from pgprog.algorithms.update import Metrics
-from pgprog.doctor.mode import Check, Curve, Effort, Finding, Panel, curve, last, mean, trained
+from pgprog.doctor.mode import Check, Curve, Effort, Finding, Panel, Trace, curve, last, mean, trained
 from pgprog.exact.enumeration import every_target, success_probabilities, value_and_gradient
 from pgprog.exact.recipes import compared, one_update_old, recipe_moments, tiny_problem, true_gradient
 from pgprog.exact.values import entropy
@@ -31,6 +31,7 @@ Settings = dict[str, Any]
 PPO = RunConfig(algo="ppo", seq_len=2, hidden=32, steps=300, prompts=32, lr=0.02)
 COEFFICIENTS = (0.02, 0.04, 0.08)  # of the bonus; the last cures
 LOST = 0.01  # a target with less success than this
+KINDS: dict[str, Any] = {"sick": "sick", "cured": "cured"}  # of a run's curve; any other is "other"
 WORKERS = 2
 AXES: dict[str, tuple[Any, ...]] = {
     "lr": (0.005, 0.02, 0.05),
@@ -66,7 +67,6 @@ def no_entropy_bonus(effort: Effort, fault: Settings | None = None) -> Finding:
         for name, run in runs.items()
     }
     sweep = swept(PPO, fault, effort)
-    kinds: dict[str, Any] = {"sick": "sick", "cured": "cured"}
     sick, cured = ends["sick"], ends["cured"]
     return Finding(
         name="no-entropy-bonus",
@@ -79,16 +79,11 @@ def no_entropy_bonus(effort: Effort, fault: Settings | None = None) -> Finding:
         numbers={"steps": len(runs["sick"].metrics["reward"]), **ends, **sweep},
         proof=None,
         panels=(
-            *(
-                Panel(
-                    "step", label, tuple(curve(n, kinds.get(n, "other"), run.metrics[key]) for n, run in runs.items())
-                )
-                for label, key in (("success of the batch", "success"), ("entropy in nats per token", "entropy"))
-            ),
+            *panels_of(runs, {"success of the batch": "success", "entropy in nats per token": "entropy"}),
             Panel(
                 "step",
                 f"share of targets with success below {LOST:g}, exact",
-                tuple(curve(n, kinds.get(n, "other"), run.watched["lost"], run.at) for n, run in runs.items()),
+                tuple(curve(n, KINDS.get(n, "other"), run.watched["lost"], run.at) for n, run in runs.items()),
             ),
             *sweep_panel(sweep),
         ),
@@ -151,7 +146,6 @@ def raw_advantages(effort: Effort, fault: Settings | None = None) -> Finding:
         "cured": bonus_row("sequences", config),
     }
     sweep = swept(PPO, fault, effort)
-    kinds: dict[str, Any] = {"sick": "sick", "cured": "cured"}
     sick, cured = ends["sick"], ends["cured"]
     return Finding(
         name="raw-advantages",
@@ -163,12 +157,7 @@ def raw_advantages(effort: Effort, fault: Settings | None = None) -> Finding:
         numbers={"steps": len(runs["sick"].metrics["reward"]), **ends, **sweep},
         proof=proof,
         panels=(
-            *(
-                Panel(
-                    "step", label, tuple(curve(n, kinds.get(n, "other"), run.metrics[key]) for n, run in runs.items())
-                )
-                for label, key in (("success of the batch", "success"), ("entropy in nats per token", "entropy"))
-            ),
+            *panels_of(runs, {"success of the batch": "success", "entropy in nats per token": "entropy"}),
             *sweep_panel(sweep),
         ),
         checks=(
@@ -193,6 +182,14 @@ def raw_advantages(effort: Effort, fault: Settings | None = None) -> Finding:
                 ends["raw, bonus 0.02"]["success"] > cured["success"] - 0.1,
             ),
         ),
+    )
+
+
+def panels_of(runs: dict[str, Trace], columns: dict[str, str]) -> tuple[Panel, ...]:
+    """Each column against the step, by its label, a curve for every run."""
+    return tuple(
+        Panel("step", label, tuple(curve(n, KINDS.get(n, "other"), run.metrics[key]) for n, run in runs.items()))
+        for label, key in columns.items()
     )
 
 
@@ -232,7 +229,6 @@ def long_steps(effort: Effort, fault: Settings | None = None) -> Finding:
     }
     proof = {level: ratio_row(level) for level in ("token", "sequence")}
     sweep = swept(PPO, fault, effort)
-    kinds: dict[str, Any] = {"sick": "sick", "cured": "cured"}
     sick, cured, undivided, sequences = (
         ends[name] for name in ("sick", "cured", "undivided rate", "ratio of sequences")
     )
@@ -246,12 +242,7 @@ def long_steps(effort: Effort, fault: Settings | None = None) -> Finding:
         numbers={"steps": len(runs["sick"].metrics["reward"]), **ends, **sweep},
         proof=proof,
         panels=(
-            *(
-                Panel(
-                    "step", label, tuple(curve(n, kinds.get(n, "other"), run.metrics[key]) for n, run in runs.items())
-                )
-                for label, key in (("success of the batch", "success"), ("share clipped", "clip_frac"))
-            ),
+            *panels_of(runs, {"success of the batch": "success", "share clipped": "clip_frac"}),
             *sweep_panel(sweep),
         ),
         checks=(

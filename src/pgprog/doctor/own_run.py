@@ -21,8 +21,7 @@ def examined(directory: Path) -> dict[str, Any]:
     rows_with(directory, ALWAYS[:3])
     path = directory / rundir.CONFIG
     config = validate(from_json(RunConfig, rundir.read_json(path), path))
-    for name in wanted(config):
-        rows_with(directory, (name,))
+    rows_with(directory, wanted(config))
     rows = rundir.read_rows(directory / rundir.METRICS)
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     return {

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pgprog.algorithms.advantages import batch_mean, leave_one_out
-from pgprog.algorithms.update import Draw, update
+from pgprog.algorithms.sampling import Draw
+from pgprog.algorithms.update import update
 from pgprog.doctor.mode import Check, Effort, Finding, Panel, Trace, curve, last, mean, moments_of, trained
 from pgprog.exact.blackbox import replicated
 from pgprog.exact.enumeration import completions, value_and_gradient

@@ -99,11 +99,12 @@ def compare(
         if job.config.steps * job.config.most_rollouts_per_step == budget and job.name in outcome.main:
             outcome.equal.setdefault(job.name, outcome.main[job.name])
     summary = head | summarise(config, outcome, budget)
+    rows = {job.name: rows_of(job) for job in (*main, *equal)}
     for job in main:
         if job.config.name in summary["algorithms"]:
-            summary["algorithms"][job.config.name]["warnings"] = warnings_of(job)
+            summary["algorithms"][job.config.name]["warnings"] = warnings_of(job, rows[job.name])
     rundir.write_json(directory / rundir.SUMMARY, summary)
-    write_curves(directory / "curves.csv", [*main, *equal])
+    write_curves(directory / "curves.csv", [*main, *equal], rows)
     return summary
 
 
@@ -158,12 +159,16 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
     }
 
 
-def warnings_of(job: Job) -> list[dict[str, Any]]:
-    """Each kind of warning that a run gave: in how many seeds, and what it said of the first of them."""
+def rows_of(job: Job) -> list[dict[str, Any]]:
+    """The metrics that a run has written; none where it has not begun."""
     assert job.directory is not None
-    said: dict[str, dict[str, Any]] = {}
     path = job.directory / rundir.METRICS
-    rows = rundir.read_rows(path) if path.exists() else []
+    return rundir.read_rows(path) if path.exists() else []
+
+
+def warnings_of(job: Job, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each kind of warning that a run gave: in how many seeds, and what it said of the first of them."""
+    said: dict[str, dict[str, Any]] = {}
     for seed in job.seeds:
         for warned in warnings_in((row for row in rows if row["seed"] == seed), facts_of(job.config)):
             first = {"kind": warned.kind, "seeds": 0, "of": len(job.seeds), "step": warned.step, "text": warned.text}
@@ -201,14 +206,9 @@ def note_on_intervals(n: int) -> str:
     )
 
 
-def write_curves(path: Path, jobs: Iterable[Job]) -> None:
+def write_curves(path: Path, jobs: Iterable[Job], rows_by_run: dict[str, list[dict[str, Any]]]) -> None:
     """All metrics of all runs in one table, a row per run, seed and step."""
-    rows = []
-    for job in jobs:
-        assert job.directory is not None
-        metrics = job.directory / rundir.METRICS
-        if metrics.exists():
-            rows += [{"run": job.name, "algo": job.config.name, **row} for row in rundir.read_rows(metrics)]
+    rows = [{"run": job.name, "algo": job.config.name, **row} for job in jobs for row in rows_by_run[job.name]]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, columns)
