@@ -98,10 +98,10 @@ class DigitSum:
         ``[bos]`` where the target is the initial state; else its digits in base ``digits``, most significant first and
         padded with zeros to ``target_width``, then ``bos``. Raises ValueError for a target outside 0..max_target.
         """
-        outside = targets[(targets < 0) | (targets > self.max_target)]
-        if outside.numel():
+        outside = (targets < 0) | (targets > self.max_target)
+        if outside.any():
             raise ValueError(
-                f"target {int(outside[0])} cannot be prompted: {self.seq_len} digits reach 0..{self.max_target}"
+                f"target {int(targets[outside][0])} cannot be prompted: {self.seq_len} digits reach 0..{self.max_target}"
             )
         bos = torch.full_like(targets, self.bos).unsqueeze(-1)
         if self.prompt_form == "state":
@@ -111,6 +111,8 @@ class DigitSum:
 
     def mask(self, tokens: Int[Tensor, "*batch T"]) -> Bool[Tensor, "*batch T"]:
         """True at every token of the completion, its EOS included; False after it. All True in the fixed form."""
+        if not self.variable_length:
+            return torch.ones_like(tokens, dtype=torch.bool)
         ended = (tokens == self.eos).cumsum(-1)
         return (ended == 0) | ((ended == 1) & (tokens == self.eos))
 

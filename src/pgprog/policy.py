@@ -89,8 +89,8 @@ def scored(
 class Trace:
     """What ``sample`` computes on its way, for ``score`` to take over: its parameters are the same."""
 
-    prompts: Float[Tensor, "K P H"] | None = None
-    """The state after each prompt, with gradient."""
+    start: Float[Tensor, "K P H"] | None = None
+    """The state before each prompt's tokens, with gradient."""
     steps: list[Step] = field(default_factory=list)
     """Every step from there on."""
 
@@ -130,11 +130,6 @@ class Reader(nn.Module):
             hidden = self.read(tokens, hidden)
         return hidden
 
-    def scan_prompts(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
-        """What ``read_prompts`` returns, with a faster backward pass; differentiable once."""
-        tokens, h = self.task.prompt_tokens(targets).mT, self.before_prompt(targets)
-        return scan(tokens, h, self.input_gates, self.recurrent_weight, self.recurrent_bias)[:, -1]
-
     def before_prompt(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P H"]:
         """The state before the first token of the prompt, with gradient."""
         if self.task.prompt_form == "tokens":
@@ -156,9 +151,10 @@ class Reader(nn.Module):
         """
         K, P, G, T = tokens.shape
         trace = trace or Trace()
-        prompts = self.scan_prompts(targets) if trace.prompts is None else trace.prompts
-        by_step = tokens.reshape(K, P * G, T)[..., :-1].mT
-        return scan(by_step, prompts, self.input_gates, self.recurrent_weight, self.recurrent_bias, trace.steps)
+        start = self.before_prompt(targets) if trace.start is None else trace.start
+        prompt, by_step = self.task.prompt_tokens(targets).mT, tokens.reshape(K, P * G, T)[..., :-1].mT
+        weights = (self.input_gates, self.recurrent_weight, self.recurrent_bias)
+        return scan(prompt, by_step, start, *weights, trace.steps)
 
 
 class Policy(Reader):
@@ -200,18 +196,23 @@ class Policy(Reader):
         T, task = self.task.seq_len, self.task
         noise = generator.uniform(P, group_size, T, dtype=self.head_weight.dtype).view(K, P * group_size, T)
         with torch.set_grad_enabled(trace is not None):
-            prompts = self.scan_prompts(targets)
+            start = self.before_prompt(targets)
         if trace is not None:
-            trace.prompts = prompts
-        hidden = prompts.detach()
+            trace.start = start
+        hidden = start.detach()
+
+        def read(tokens: Int[Tensor, "K N"]) -> Float[Tensor, "K N H"]:
+            made = step(gather_inputs(self.input_gates, tokens), hidden, self.recurrent_weight, self.recurrent_bias)
+            if trace is not None:
+                trace.steps.append(made)
+            return made.h
+
+        for token in task.prompt_tokens(targets).unbind(-1):
+            hidden = read(token)
         tokens = torch.empty(K, P * group_size, T, dtype=torch.long)
         for t in range(T):
             if t > 0:
-                x = gather_inputs(self.input_gates, tokens[..., t - 1])
-                read = step(x, hidden, self.recurrent_weight, self.recurrent_bias)
-                hidden = read.h
-                if trace is not None:
-                    trace.steps.append(read)
+                hidden = read(tokens[..., t - 1])
             cdf = self.log_pi(hidden).exp().cumsum(1)
             if t == 0:
                 cdf = cdf.repeat_interleave(group_size, dim=2)

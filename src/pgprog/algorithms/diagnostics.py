@@ -47,17 +47,18 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "*K P G"] | Float[Tensor, "
         else:
             per_sequence, zero = A, A == 0
         success, length = batch.success, batch.mask.sum(-1).to(A.dtype)
-        mean = mean_of(per_sequence, batch.valid)
-        metrics = {
-            "success": mean_of(success.to(A.dtype), batch.valid),
-            "reward": mean_of(batch.rewards, batch.valid),
-            "entropy": token_mean(batch.entropies, batch.mask),
-            "length": mean_of(length, batch.valid),
-            "advantage_mean": mean,
-            # Not std(): its kernel rounds one replica otherwise than the same one among others.
-            "advantage_std": mean_of((per_sequence - mean[..., None, None]).square(), batch.valid).sqrt(),
-            "frac_zero_advantage": mean_of(zero.to(A.dtype), batch.valid),
+        means = {
+            "success": success.to(A.dtype),
+            "reward": batch.rewards,
+            "length": length,
+            "advantage_mean": per_sequence,
+            "frac_zero_advantage": zero.to(A.dtype),
         }
+        metrics = dict(zip(means, mean_of(torch.stack(list(means.values())), batch.valid).unbind(), strict=True))
+        # Not std(): its kernel rounds one replica otherwise than the same one among others.
+        centred = per_sequence - metrics["advantage_mean"][..., None, None]
+        metrics["advantage_std"] = mean_of(centred.square(), batch.valid).sqrt()
+        metrics["entropy"] = token_mean(batch.entropies, batch.mask)
         metrics["length_right"], metrics["length_wrong"] = mean_length(length, torch.stack([success, ~success]))
         if batch.sampled is not None:
             metrics["sampled"] = batch.sampled

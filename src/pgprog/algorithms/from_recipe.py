@@ -181,7 +181,7 @@ def objective_of(recipe: Recipe) -> Objective:
             low = None if c.clip_low == 1 else 1 - c.clip_low
             surrogate = cispo_surrogate(logprobs, old, A, mask, low=low, high=1 + c.clip_high, weights=mine)
         else:
-            surrogate = Surrogate(policy_gradient_loss(logprobs, A, mask, weights=mine), {})
+            surrogate = Surrogate(policy_gradient_loss(logprobs, A, mask, weights=mine))
         if kl.place != "loss":
             return surrogate
         assert batch.ref_logprobs is not None
@@ -194,7 +194,9 @@ def objective_of(recipe: Recipe) -> Objective:
             old_logprobs=old if kl.estimator == "k3_ratio" else None,
             limit=kl.limit,
         )
-        return Surrogate(surrogate.loss + kl.coef * penalty, surrogate.metrics | {"kl_penalty": penalty.detach()})
+        return Surrogate(
+            surrogate.loss + kl.coef * penalty, lambda: surrogate.metrics | {"kl_penalty": penalty.detach()}
+        )
 
     return objective
 

@@ -9,6 +9,7 @@ N = P G sequences, no length in a denominator.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -27,8 +28,13 @@ class Surrogate(NamedTuple):
     """A loss (...), with gradient, and what is worth watching about it."""
 
     loss: Tensor
-    metrics: dict[str, Tensor]
-    """Each (...), without gradient."""
+    watch: Callable[[], dict[str, Tensor]] = dict
+    """Makes ``metrics``: of several epochs, only those of the last are read."""
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """What is worth watching, each (...), without gradient."""
+        return self.watch()
 
 
 def token_weights(
@@ -182,13 +188,18 @@ def clipped_surrogate(
     capped = log_ratio.clamp(max=MAX_LOG_RATIO)
     ratio = (torch.where(A < 0, log_ratio, capped) if dual_clip is None else capped).exp()
     objective = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
-    clipped = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
     if dual_clip is not None:
         objective = torch.where(A < 0, torch.maximum(objective, dual_clip * A), objective)
-        clipped = clipped | ((A < 0) & (ratio > dual_clip))
     # Without weights each sequence's one entry counts once; with them it is spread over the tokens.
     loss = -_weighted(objective, kept if weights is None else mask, weights)
-    return Surrogate(loss, _ratio_metrics(ratio, clipped, kept))
+
+    def watch() -> dict[str, Tensor]:
+        clipped = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
+        if dual_clip is not None:
+            clipped = clipped | ((A < 0) & (ratio > dual_clip))
+        return _ratio_metrics(ratio, clipped, kept)
+
+    return Surrogate(loss, watch)
 
 
 def cispo_surrogate(
@@ -220,9 +231,12 @@ def cispo_surrogate(
     _check_range("low", low, "high", high)
     A = _per_token(advantages, logprobs, mask)
     ratio = _log_ratio(logprobs.detach(), old_logprobs, mask).exp()
-    clipped = (ratio > high) if low is None else (ratio > high) | (ratio < low)
     loss = -_weighted(ratio.clamp(low, high) * A * logprobs, mask, weights)
-    return Surrogate(loss, _ratio_metrics(ratio, clipped, mask))
+
+    def watch() -> dict[str, Tensor]:
+        return _ratio_metrics(ratio, (ratio > high) if low is None else (ratio > high) | (ratio < low), mask)
+
+    return Surrogate(loss, watch)
 
 
 def kl_estimate(

@@ -35,7 +35,7 @@ Metrics = dict[str, Float[Tensor, "K"]]
 
 def policy_gradient(logprobs: Tensor, batch: Rollout, A: Tensor, weights: Weights) -> Surrogate:
     """The objective without a constraint, sum_t log pi(a_t | s_t) A."""
-    return Surrogate(policy_gradient_loss(logprobs, A, batch.mask, weights=weights), {})
+    return Surrogate(policy_gradient_loss(logprobs, A, batch.mask, weights=weights))
 
 
 def update(
@@ -165,7 +165,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Float
     """Scale each replica's gradient down to ``max_norm``, in place; return the norms (K,) from before."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.stack([g.flatten(1).square().sum(-1) for g in grads], dim=-1).sum(-1).sqrt()
-    if max_norm != float("inf"):
+    if (norm > max_norm).any():
         scale = (max_norm / norm.clamp(min=max_norm)).view(-1, 1, 1)
         for g in grads:
             g.mul_(scale)

@@ -47,7 +47,7 @@ def on_values(critic: Callable[[Tensor], Tensor], path: Path) -> Objective:
 
     def objective(logprobs: Tensor, batch: Rollout, A: Tensor, weights: Weights) -> Surrogate:
         A = path(batch.rewards - critic(batch.targets).unsqueeze(-1))
-        return Surrogate(-sequence_sum_mean(logprobs * A.unsqueeze(-1), batch.mask), {})
+        return Surrogate(-sequence_sum_mean(logprobs * A.unsqueeze(-1), batch.mask))
 
     return objective
 
@@ -155,7 +155,7 @@ def with_kl(path: Path, coef: float, ratio: bool = False) -> Objective:
         log_pi, log_ref, log_old = (x.sum(-1) for x in (logprobs, batch.ref_logprobs, batch.old_logprobs))
         A = path(leave_one_out(batch.rewards - coef * (log_pi - log_ref)))
         factor = (log_pi - log_old).exp() if ratio else log_pi
-        return Surrogate(-(factor * A).mean((-2, -1)), {})
+        return Surrogate(-(factor * A).mean((-2, -1)))
 
     return objective
 

@@ -114,7 +114,7 @@ def run(
         instruments_every = 0  # its advantage is its own
     generator, train_step = ReplicaGenerator(seeds, "train"), train_step or train_step_of(config)
     advantage = options.get("advantage") or usual_advantage(config, learner)
-    rates = base_rates(config, learner)
+    rates, rollouts = base_rates(config, learner), torch.full((len(seeds),), float(config.rollouts_per_step))
     started = time.perf_counter() - progress.wall_seconds
     try:
         with rundir.RowWriter(None if directory is None else directory / rundir.METRICS) as log:
@@ -135,7 +135,7 @@ def run(
                     **(options | watched),
                 )
                 metrics |= read
-                paid = metrics.get("sampled", torch.full_like(metrics["length"], config.rollouts_per_step))
+                paid = metrics.get("sampled", rollouts)
                 progress = progress.after(paid, metrics["length"], time.perf_counter() - started)
                 log.add(metric_rows(progress, seeds, metrics))
                 refuse_divergence(progress.step, seeds, metrics)
@@ -209,13 +209,11 @@ def values_of(metrics: Metrics) -> list[dict[str, float]]:
 
 def refuse_divergence(step: int, seeds: Sequence[int], metrics: Metrics) -> None:
     """Stop at the first loss or gradient that is no number."""
-    for name in ("loss", "grad_norm", "value_loss"):
-        bad = ~metrics.get(name, metrics["loss"]).isfinite()
-        if bad.any():
-            seed = seeds[int(bad.nonzero()[0, 0])]
-            raise UsageError(
-                f"{name} is not finite at step {step}, seed {seed}: the run has diverged, try a lower --lr"
-            )
+    names = [name for name in ("loss", "grad_norm", "value_loss") if name in metrics]
+    bad = ~torch.stack([metrics[name] for name in names]).isfinite()
+    if bad.any():
+        name, seed = next((names[i], seeds[k]) for i, k in bad.nonzero().tolist())
+        raise UsageError(f"{name} is not finite at step {step}, seed {seed}: the run has diverged, try a lower --lr")
 
 
 @torch.no_grad()
