@@ -172,7 +172,7 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
         "_weighted(objective, kept if weights is None else mask, weights)",
         "_weighted(objective, kept, weights if weights is None else weights[..., : kept.shape[-1]])",
     ),
-    planted("clip_frac of sequences over tokens", "clipped, kept))\n", "clipped, mask))\n"),
+    planted("clip_frac of sequences over tokens", "clipped, kept)\n", "clipped, mask)\n"),
     planted("no minimum over all replicas", "amin(tokens).where(some, 1)", "amin().where(some, 1)"),
     planted(
         "extremes over what is masked",

@@ -20,6 +20,11 @@ def inputs(steps):
     return tokens, [leaf.requires_grad_() for leaf in leaves]
 
 
+def scan_tokens(tokens, h, *rest):
+    """A scan without a prompt."""
+    return scan(tokens.new_empty(K, 0, h.shape[1]), tokens, h, *rest)
+
+
 def states_by_gru_cell(tokens, h, table, U, b):
     """(K, S + 1, N, H), one replica, one row and one step at a time."""
     replicas = []
@@ -42,7 +47,7 @@ def states_by_gru_cell(tokens, h, table, U, b):
 def test_states_and_all_gradients_of_a_scan_equal_those_of_torchs_gru_cell(steps):
     """A loss that weights every state, the first too, with a generic number."""
     tokens, leaves = inputs(steps)
-    actual, expected = scan(tokens, *leaves), states_by_gru_cell(tokens, *leaves)
+    actual, expected = scan_tokens(tokens, *leaves), states_by_gru_cell(tokens, *leaves)
     close(actual, expected)
     upstream = generic(*expected.shape, seed=7)
     actual_grads = torch.autograd.grad(actual, leaves, upstream)
@@ -51,11 +56,15 @@ def test_states_and_all_gradients_of_a_scan_equal_those_of_torchs_gru_cell(steps
         close(a, torch.zeros_like(leaf) if e is None else e, rtol=1e-11, atol=1e-13)  # sums of some dozen terms
 
 
+@pytest.mark.parametrize("prompt", [0, 1, 3])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_group_that_shares_its_first_state_is_its_rows_one_by_one(steps):
-    tokens, (h, table, U, b) = inputs(steps)
-    few = h[:, :2].detach().requires_grad_()
-    shared, apart = scan(tokens, few, table, U, b), scan(tokens, few.repeat_interleave(2, dim=1), table, U, b)
+def test_a_group_that_shares_its_prompt_is_its_rows_one_by_one(steps, prompt):
+    """Each row apart reads the prompt itself, as the first of its tokens."""
+    (before, _), (tokens, (h, table, U, b)) = inputs(prompt), inputs(steps)
+    before, few = before[..., :2], h[:, :2].detach().requires_grad_()
+    shared = scan(before, tokens, few, table, U, b)
+    whole = torch.cat([before.repeat_interleave(2, dim=-1), tokens], dim=1)
+    apart = scan_tokens(whole, few.repeat_interleave(2, dim=1), table, U, b)[:, prompt:]
     close(shared, apart)
     upstream = generic(*apart.shape, seed=7)
     leaves = [few, table, U, b]
@@ -71,7 +80,7 @@ def test_a_group_that_shares_its_first_state_is_its_rows_one_by_one(steps):
 
 def test_a_loss_of_the_last_state_alone_reaches_the_first():
     tokens, leaves = inputs(4)
-    actual = torch.autograd.grad(scan(tokens, *leaves)[:, -1].sum(), leaves)
+    actual = torch.autograd.grad(scan_tokens(tokens, *leaves)[:, -1].sum(), leaves)
     expected = torch.autograd.grad(states_by_gru_cell(tokens, *leaves)[:, -1].sum(), leaves)
     for a, e in zip(actual, expected, strict=True):
         close(a, e, rtol=1e-11, atol=1e-13)
@@ -79,7 +88,7 @@ def test_a_loss_of_the_last_state_alone_reaches_the_first():
 
 def test_a_scan_is_its_steps():
     tokens, (h, table, U, b) = inputs(3)
-    states = scan(tokens, h, table, U, b)
+    states = scan_tokens(tokens, h, table, U, b)
     same(states[:, 0], h)
     for t in range(3):
         h = step(gather_inputs(table, tokens[:, t]), h, U, b).h
@@ -87,13 +96,14 @@ def test_a_scan_is_its_steps():
 
 
 def test_steps_that_are_handed_over_change_nothing():
+    """The first of them of the prompt."""
     tokens, leaves = inputs(3)
     h, table, U, b = leaves
     known = []
     with torch.no_grad():
         for t in range(3):
             known.append(step(gather_inputs(table, tokens[:, t]), known[-1].h if known else h, U, b))
-    results = [scan(tokens, *leaves), scan(tokens, *leaves, known)]
+    results = [scan(tokens[:, :1], tokens[:, 1:], *leaves, steps) for steps in (None, known)]
     same(*results)
     upstream = generic(*results[0].shape, seed=7)
     for a, e in zip(*(torch.autograd.grad(states, leaves, upstream) for states in results), strict=True):
@@ -120,7 +130,7 @@ def test_scores_of_tokens_and_all_their_gradients_equal_autograds(temperature):
 
 def test_replicas_get_no_gradient_from_each_other():
     tokens, leaves = inputs(3)
-    for grad in torch.autograd.grad(scan(tokens, *leaves)[1].sum(), leaves):
+    for grad in torch.autograd.grad(scan_tokens(tokens, *leaves)[1].sum(), leaves):
         assert (grad[0] == 0).all() and (grad[2] == 0).all() and (grad[1] != 0).any()
 
 
@@ -132,7 +142,7 @@ def test_a_nan_in_one_replica_leaves_the_others_as_they_are():
         if sick:
             copies[2][1, 0, 0] = torch.nan
         copies = [leaf.requires_grad_() for leaf in copies]
-        states = scan(tokens, *copies)
+        states = scan_tokens(tokens, *copies)
         results.append([states, *torch.autograd.grad(states.sum(), copies)])
     for sound, beside in zip(*results, strict=True):
         same(sound[[0, 2]], beside[[0, 2]])
@@ -140,7 +150,7 @@ def test_a_nan_in_one_replica_leaves_the_others_as_they_are():
 
 def test_a_second_derivative_is_refused_not_wrong():
     tokens, leaves = inputs(2)
-    (grad,) = torch.autograd.grad(scan(tokens, *leaves).square().sum(), leaves[:1], create_graph=True)
+    (grad,) = torch.autograd.grad(scan_tokens(tokens, *leaves).square().sum(), leaves[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
 

@@ -193,7 +193,9 @@ def test_an_objective_gets_old_logprobs_that_stay_those_of_the_first_epoch():
         assert weights is None
         old = batch.old_logprobs
         calls.append((logprobs.detach().clone(), old.clone(), A.clone(), old.requires_grad))
-        return Surrogate(policy_gradient_loss(logprobs, A, batch.mask), lambda: {"calls": torch.full((K,), float(len(calls)))})
+        return Surrogate(
+            policy_gradient_loss(logprobs, A, batch.mask), lambda: {"calls": torch.full((K,), float(len(calls)))}
+        )
 
     metrics = update(
         policy, optimizer, generator, rloo_advantage, prompts=4, group_size=2, objective=objective, epochs=3

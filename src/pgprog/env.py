@@ -101,7 +101,8 @@ class DigitSum:
         outside = (targets < 0) | (targets > self.max_target)
         if outside.any():
             raise ValueError(
-                f"target {int(targets[outside][0])} cannot be prompted: {self.seq_len} digits reach 0..{self.max_target}"
+                f"target {int(targets[outside][0])} cannot be prompted: "
+                f"{self.seq_len} digits reach 0..{self.max_target}"
             )
         bos = torch.full_like(targets, self.bos).unsqueeze(-1)
         if self.prompt_form == "state":

@@ -94,34 +94,34 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor | None, ...]:
-        prompt, tokens, first, table, U, *saved = ctx.saved_tensors
-        (K, I, J), H, S0 = table.shape, first.shape[-1], prompt.shape[1]
+        prompt, tokens, h, table, U, *saved = ctx.saved_tensors
+        (K, inputs, J), H, S0 = table.shape, h.shape[-1], prompt.shape[1]
         steps = [Step(*saved[i : i + 4]) for i in range(0, len(saved), 4)]
-        before = [first, *(s.h for s in steps)]
-        one_hots = [one_hot for read in (prompt, tokens) for one_hot in F.one_hot(read, I).to(U.dtype).mT.unbind(1)]
-        d_U, d_b, d_x, U_T = torch.zeros_like(U), U.new_zeros(K, 1, J), U.new_zeros(K, I, J + H), U.mT
-        d_h = per_state(d_states[:, -1], before[-1].shape[1])
-        d = U.new_empty(0, 0, 0)
+        states = [h, *(s.h for s in steps)]
+        one_hots = [x for read in (prompt, tokens) for x in F.one_hot(read, inputs).to(U.dtype).mT.unbind(1)]
+        d_U, d_b, d_x = torch.zeros_like(U), U.new_zeros(K, 1, J), U.new_zeros(K, inputs, J + H)
+        d_h, d = per_state(d_states[:, -1], states[-1].shape[1]), U.new_empty(K, 0, J + H)
         for i in reversed(range(len(steps))):
-            (_, rz, n, u_n), rows = steps[i], d_h.shape[1]
+            _, rz, n, u_n = steps[i]
+            (r, z), h, rows = rz.chunk(2, dim=-1), states[i], n.shape[1]
             if d.shape[1] != rows:
-                d = U.new_empty(K, rows, J + H)
-                (d_rz, _, d_n), (d_r, d_z, d_un, _), d_u = d.split([2 * H, H, H], -1), d.split(H, -1), d[..., :J]
-            r, z = rz.chunk(2, dim=-1)
+                d = U.new_empty(K, rows, J + H)  # by r, z and u_n, which reach U and b, and by n's own argument
+            d_r, d_z, d_un, d_n = d.split(H, dim=-1)
+            d_rz, d_u = d[..., : 2 * H], d[..., :J]
             kept = d_h * z
-            torch.ops.aten.tanh_backward.grad_input(d_h - kept, n, grad_input=d_n)
+            torch.sub(d_h, kept, out=d_n)
+            torch.ops.aten.tanh_backward.grad_input(d_n, n, grad_input=d_n)
             torch.mul(d_n, u_n, out=d_r)
-            torch.mul(per_row(before[i], rows) - n, d_h, out=d_z)
+            torch.sub(per_row(h, rows), n, out=d_z).mul_(d_h)
             torch.ops.aten.sigmoid_backward.grad_input(d_rz, rz, grad_input=d_rz)
             torch.mul(d_n, r, out=d_un)
             d_x += torch.bmm(one_hots[i], d)
-            states, P = before[i], before[i].shape[1]
             d_h = kept.add_(d_states[:, i - S0]) if i >= S0 else kept
-            d_h, d_u = per_state(d_h, P), per_state(d_u, P)
-            d_h = d_h.baddbmm_(d_u, U_T)
-            d_U.baddbmm_(states.mT, d_u)
+            d_h, d_u = per_state(d_h, h.shape[1]), per_state(d_u, h.shape[1])
+            d_h = d_h.baddbmm_(d_u, U.mT)
+            d_U.baddbmm_(h.mT, d_u)
             d_b += d_u.sum(1, keepdim=True)
-        d_table = torch.cat([d_x[..., : 2 * H], d_x[..., J:]], dim=-1)  # not through U, as its third part
+        d_table = torch.cat([d_x[..., : 2 * H], d_x[..., J:]], dim=-1)
         return None, None, d_h, d_table, d_U, d_b, None
 
 

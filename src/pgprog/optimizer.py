@@ -65,7 +65,7 @@ class Adam:
             g, m, v = vector.gradient(), vector.m, vector.v
             m.lerp_(g, 1 - BETA1)
             v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-            denominator = (v.sqrt() / (1 - BETA2**t) ** 0.5).add_(EPS)
+            denominator = v.sqrt().div_((1 - BETA2**t) ** 0.5).add_(EPS)
             vector.theta.addcdiv_(m, denominator, value=-group["lr"] / (1 - BETA1**t))
 
     def named_tensors(self) -> dict[str, Tensor]:

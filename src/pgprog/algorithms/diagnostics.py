@@ -67,7 +67,7 @@ def rollout_metrics(batch: Rollout, A: Float[Tensor, "*K P G"] | Float[Tensor, "
         return metrics | critic_metrics(batch)
 
 
-def mean_of(x: Float[Tensor, "*K P G"], valid: Bool[Tensor, "*K P G"] | None) -> Float[Tensor, "*K"]:
+def mean_of(x: Float[Tensor, "*any P G"], valid: Bool[Tensor, "*K P G"] | None) -> Float[Tensor, "*any"]:
     """Over the completions that count; 0 where none does."""
     if valid is None:
         return x.mean((-2, -1))

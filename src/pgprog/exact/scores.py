@@ -188,7 +188,8 @@ def walk(policy: Policy, k: int, target: Int[Tensor, "1"], levels: list[Level]) 
 
     def read(token: Tensor, h: Tensor) -> Tensor:
         x = gather_inputs(table, token.unsqueeze(0))
-        new, r, z, n, u_n = (part[0] for part in step(x, h.unsqueeze(0), U, b))
+        new, rz, n, u_n = (part[0] for part in step(x, h.unsqueeze(0), U, b))
+        r, z = rz.chunk(2, dim=-1)
         by_n = (1 - z) * (1 - n.square())  # of the argument of tanh
         by_r, by_z = by_n * u_n * r * (1 - r), (h - n) * z * (1 - z)
         by_u, by_x = torch.stack([by_r, by_z, by_n * r], 1), torch.stack([by_r, by_z, by_n], 1)
