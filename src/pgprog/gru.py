@@ -85,8 +85,8 @@ class _Scan(torch.autograd.Function):
     ) -> Tensor:
         steps: list[Step] = list(known or [])
         if not known:
-            for read in (*prompt.unbind(1), *tokens.unbind(1)):
-                steps.append(step(gather_inputs(table, read), steps[-1].h if steps else h, U, b))
+            for x in (x for read in (prompt, tokens) for x in gather_inputs(table, read).unbind(1)):
+                steps.append(step(x, steps[-1].h if steps else h, U, b))
         ctx.save_for_backward(prompt, tokens, h, table, U, *(part for s in steps for part in s))
         after, *others = [h, *(s.h for s in steps)][prompt.shape[1] :]
         return torch.stack([per_row(after, tokens.shape[2]), *others], dim=1)

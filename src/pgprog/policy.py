@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -134,7 +135,7 @@ class Reader(nn.Module):
         """The state before the first token of the prompt, with gradient."""
         if self.task.prompt_form == "tokens":
             return self.recurrent_weight.new_zeros(*targets.shape, self.recurrent_weight.shape[1])
-        features = self.get_buffer("prompt_features")[targets]
+        features = F.embedding(targets, self.get_buffer("prompt_features"))
         return torch.tanh(torch.baddbmm(self.prompt_bias, features, self.prompt_weight))
 
     def read(self, tokens: Int[Tensor, "K N"], hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N H"]:
@@ -289,7 +290,7 @@ class Critic(nn.Module):
 
     def forward(self, targets: Int[Tensor, "K P"]) -> Float[Tensor, "K P"]:
         """Return V(prompt), with gradient to the critic."""
-        features = self.get_buffer("prompt_features")[targets]
+        features = F.embedding(targets, self.get_buffer("prompt_features"))
         hidden = torch.tanh(torch.baddbmm(self.hidden_bias, features, self.hidden_weight))
         # A sum, for a product with one column takes another kernel where K = 1, which rounds differently.
         return (hidden * self.value_weight).sum(-1) + self.value_bias
@@ -321,7 +322,7 @@ def nucleus(pi: Float[Tensor, "K V N"], top_p: float) -> Bool[Tensor, "K V N"]:
     A token is in it where those before it, most probable first, do not reach ``top_p`` yet: the first always is.
     """
     ranked, order = pi.sort(dim=1, descending=True, stable=True)
-    before = torch.nn.functional.pad(ranked.cumsum(1)[:, :-1], (0, 0, 1, 0))
+    before = F.pad(ranked.cumsum(1)[:, :-1], (0, 0, 1, 0))
     return torch.zeros_like(pi, dtype=torch.bool).scatter(1, order, before < top_p)
 
 
