@@ -931,6 +931,20 @@ MUTANTS = [
         "test_compare.py",
     ),
     Mutant(
+        "report: rows past the checkpoint stay",
+        "experiment/rundir.py",
+        "if step > last_step:",
+        "if False:",
+        "test_resume.py",
+    ),
+    Mutant(
+        "report: a resumed run counts its rollouts from zero",
+        "experiment/learner.py",
+        "return Progress(step, rollouts, tokens, float(wall))",
+        "return Progress(step, [0] * len(rollouts), tokens, float(wall))",
+        "test_resume.py",
+    ),
+    Mutant(
         "report: SIGTERM unheard",
         "experiment/executor.py",
         "STOPS = (signal.SIGINT, signal.SIGTERM)",

@@ -109,6 +109,43 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
     assert state(killed) == state(whole)
 
 
+def test_the_command_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+    # DAPO: batches of unequal size, prompts drawn again. Forked as above, but by what is typed, --resume and all.
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    often = ["--checkpoint-every", "7", "--json"]
+    make = ["train", "--recipe", "dapo", "--steps", "120", *FLAGS, *often, "--out"]
+    share = typed([*make, str(whole)]) / 6
+    rng, kills = random.Random(0), 0
+    while not (killed / rundir.SUMMARY).exists():
+        begun = (killed / rundir.CONFIG).exists()
+        arguments = ["train", "--resume", str(killed), *often] if begun else [*make, str(killed)]
+        kills += typed(arguments, rng.uniform(0.5, 1.5) * share if kills < 6 else None) is None
+    assert kills >= 3, f"the run ended too soon to be killed: {kills}"
+    assert state(killed) == state(whole)
+    assert timeless(killed) == timeless(whole)
+
+
+def typed(arguments, seconds=None):
+    """How long the command took, in a process of its own; None if it was killed for taking longer than that."""
+    started = time.monotonic()
+    process = mp.get_context("fork").Process(target=_exit_with, args=(arguments,))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    assert process.exitcode == 0
+    return time.monotonic() - started
+
+
+def timeless(directory):
+    """What train says in the end, but for when and how it was started, and how long it took."""
+    summary = json.loads((directory / rundir.SUMMARY).read_text())
+    del summary["created"], summary["command"], summary["result"]["wall_seconds"]
+    return summary
+
+
 def test_compare_resumes_without_repeating_what_is_finished(tmp_path, capsys):
     arguments = ["--seeds", "2", "--steps", "60", "--workers", "2", *FLAGS, "--json"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
