@@ -945,6 +945,27 @@ MUTANTS = [
         "test_resume.py",
     ),
     Mutant(
+        "report: what did not fit is left there",
+        "experiment/rundir.py",
+        "partial.unlink()  #",
+        "pass  #",
+        "test_resume.py",
+    ),
+    Mutant(
+        "report: rows are written again after a torn line",
+        "experiment/rundir.py",
+        "rows, self._rows = self._rows, []",
+        "rows = self._rows",
+        "test_resume.py",
+    ),
+    Mutant(
+        "report: rows are cut by a copy",
+        "experiment/rundir.py",
+        "        file.truncate(kept)",
+        "        file.seek(0)\n        write_bytes(path, file.read(kept))",
+        "test_resume.py",
+    ),
+    Mutant(
         "report: SIGTERM unheard",
         "experiment/executor.py",
         "STOPS = (signal.SIGINT, signal.SIGTERM)",

@@ -1,5 +1,6 @@
 """Runs survive: kill -9 at any moment, a full disk, a lost directory, a second process, a foreign checkpoint."""
 
+import contextlib
 import json
 import multiprocessing as mp
 import os
@@ -230,6 +231,45 @@ def _run_out_of_room(directory):
         text = str(error)
         os._exit(0 if "cannot be written (File too large) after step" in text and "--resume" in text else 1)
     os._exit(2)
+
+
+@contextlib.contextmanager
+def no_file_longer_than(size):
+    """As on a disk that is full, but for the name of the error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_from_the_start_is_told_and_nothing_is_left_in_the_way(tmp_path, capsys):
+    arguments = ["train", "--steps", "2", *FLAGS, "--out", str(tmp_path / "run"), "--json"]
+    with no_file_longer_than(100):
+        assert main(arguments) == 2
+    assert f"{tmp_path / 'run' / rundir.CONFIG}: File too large: make room" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [rundir.LOCK]
+    assert main(arguments) == 0
+
+
+def test_rows_are_cut_where_no_copy_would_fit(tmp_path):
+    path = tmp_path / rundir.METRICS
+    rows = [json.dumps({"step": step}) + "\n" for step in range(1, 9)]
+    path.write_text("".join(rows))
+    with no_file_longer_than(10):
+        rundir.cut_rows(path, 5)
+    assert path.read_text() == "".join(rows[:5])
+
+
+def test_rows_that_were_cut_short_are_not_written_a_second_time(tmp_path):
+    path = tmp_path / rundir.METRICS
+    with pytest.raises(OSError, match="File too large"), rundir.RowWriter(path) as log:
+        log.add([{"step": 1, "success": 0.5}])
+        with no_file_longer_than(10):
+            log.flush()
+    rundir.cut_rows(path, 0)  # it can be read on
+    assert path.read_bytes() == b""
 
 
 def test_a_directory_that_vanishes_is_told_in_one_line(tmp_path):
