@@ -1,12 +1,16 @@
-"""The comparison: plan, gradient noise, summary, figures, and Ctrl-C."""
+"""The comparison: plan, gradient noise, summary, figures, and signals."""
 
 import csv
 import itertools
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,16 +174,35 @@ def test_seeds_beside_each_other_equal_a_run_alone(tmp_path, capsys):
     assert together == rundir.read_rows(alone / rundir.METRICS)
 
 
-def test_ctrl_c_ends_compare_with_what_was_reached(tmp_path):
-    out = tmp_path / "compare"
+@contextmanager
+def long_comparison(out):
+    """A process that compares until it is told to stop, head of a group of its own as a shell's job is."""
     command = [sys.executable, "-m", "pgprog.cli", "compare", "--seeds", "2", "--steps", "100000", "--group-steps", "8"]
     command += ["--algos", "grpo", "reinforce", "ppo", "--prompts", "4", "--workers", "2", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def workers_of(process):
+    """The processes that it has started for its jobs."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_processes_ends_compare_with_what_was_reached(stop, code, tmp_path):
+    out = tmp_path / "compare"
+    with long_comparison(out) as process:
         metrics = [out / "runs" / algo / rundir.METRICS for algo in ("reinforce", "ppo")]
         wait_for(lambda: all(path.exists() for path in metrics), process)
-        process.send_signal(2)
+        os.killpg(process.pid, stop)
         printed, errors = process.communicate(timeout=100)
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
     summary = json.loads((out / rundir.SUMMARY).read_text())
     assert summary["interrupted"] is True
@@ -191,10 +214,35 @@ def test_ctrl_c_ends_compare_with_what_was_reached(tmp_path):
         assert len(rundir.read_rows(out / "runs" / algo / rundir.METRICS)) == 2 * entry["steps"]
 
 
+def test_workers_that_have_hardly_started_outlive_a_signal_too(tmp_path):
+    out = tmp_path / "compare"
+    with long_comparison(out) as process:
+        wait_for(lambda: len(workers_of(process)) == 2, process)
+        os.killpg(process.pid, signal.SIGTERM)
+        printed, errors = process.communicate(timeout=100)
+    assert (process.returncode, errors) == (143, "")
+    assert f"Go on: pgprog compare --resume {out}" in printed
+    assert json.loads((out / rundir.SUMMARY).read_text())["interrupted"] is True
+
+
+def test_a_worker_that_was_killed_ends_the_comparison_in_one_line(tmp_path):
+    out = tmp_path / "compare"
+    with long_comparison(out) as process:
+        metrics = [out / "runs" / algo / rundir.METRICS for algo in ("reinforce", "ppo")]
+        wait_for(lambda: all(path.exists() for path in metrics), process)
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.startswith("pgprog: error: a worker process was killed") and errors.count("\n") == 1
+    with rundir.open_run(out, resume=True):  # nobody holds it
+        pass
+
+
 def test_ctrl_c_before_the_first_job_still_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     from pgprog.experiment import compare as comparison
 
     def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGINT)
         raise KeyboardInterrupt
 
     out = tmp_path / "compare"

@@ -1,9 +1,11 @@
-"""The grid: its cells, its figure, resume and Ctrl-C, combinations without meaning, and bad input."""
+"""The grid: its cells, its figure, resume and signals, combinations without meaning, and bad input."""
 
 import ast
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -163,7 +165,7 @@ def test_the_figure_prints_every_value_with_its_interval(tmp_path):
 def test_ctrl_c_keeps_what_was_reached_but_no_run_without_a_step(tmp_path, monkeypatch):
     config = GridConfig(advantages=("return",), constraints=("none", "kl_loss"), seeds=1)
 
-    def results(jobs, *_):
+    def results(jobs, *_, **__):
         yield jobs[0], Result(0, 0, [0], 0.1, [0.5], [0.5], [[0.5]])
         yield jobs[1], Result(7, 896, [2688], 0.1, [0.5], [0.5], [[0.5]])
         raise KeyboardInterrupt
@@ -317,16 +319,17 @@ def test_a_run_of_a_grid_can_be_sampled(made, capsys):
     assert json.loads(capsys.readouterr().out)["seed"] == 4
 
 
-def test_ctrl_c_ends_a_grid_with_what_was_reached(tmp_path):
+def test_sigterm_to_all_processes_ends_a_grid_with_what_was_reached(tmp_path):
     out = tmp_path / "grid"
     command = [sys.executable, "-m", "pgprog.cli", "grid", "--advantages", "return", "--constraints", "none", "kl_loss"]
     command += ["none_stale", *TINY, "--rollouts", "1000000", "--seeds", "2", "--workers", "2", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         metrics = [out / "runs" / f"return-{c}" / rundir.METRICS for c in ("none_stale", "kl_loss", "none")]
         wait_for(lambda: sum(path.exists() for path in metrics) >= 2, process)
-        process.send_signal(2)
+        os.killpg(process.pid, signal.SIGTERM)
         printed, errors = process.communicate(timeout=100)
-    assert process.returncode == 130, errors
+    assert process.returncode == 143, errors
     assert "Traceback" not in errors
     said = json.loads((out / rundir.GRID).read_text())
     assert said["interrupted"] is True

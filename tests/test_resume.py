@@ -1,5 +1,6 @@
 """Runs survive: kill -9 at any moment, a full disk, a lost directory, a second process, a foreign checkpoint."""
 
+import contextlib
 import json
 import multiprocessing as mp
 import os
@@ -109,6 +110,43 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
     assert state(killed) == state(whole)
 
 
+def test_the_command_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+    # DAPO: batches of unequal size, prompts drawn again. Forked as above, but by what is typed, --resume and all.
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    often = ["--checkpoint-every", "7", "--json"]
+    make = ["train", "--recipe", "dapo", "--steps", "120", *FLAGS, *often, "--out"]
+    share = typed([*make, str(whole)]) / 6
+    rng, kills = random.Random(0), 0
+    while not (killed / rundir.SUMMARY).exists():
+        begun = (killed / rundir.CONFIG).exists()
+        arguments = ["train", "--resume", str(killed), *often] if begun else [*make, str(killed)]
+        kills += typed(arguments, rng.uniform(0.5, 1.5) * share if kills < 6 else None) is None
+    assert kills >= 3, f"the run ended too soon to be killed: {kills}"
+    assert state(killed) == state(whole)
+    assert timeless(killed) == timeless(whole)
+
+
+def typed(arguments, seconds=None):
+    """How long the command took, in a process of its own; None if it was killed for taking longer than that."""
+    started = time.monotonic()
+    process = mp.get_context("fork").Process(target=_exit_with, args=(arguments,))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    assert process.exitcode == 0
+    return time.monotonic() - started
+
+
+def timeless(directory):
+    """What train says in the end, but for when and how it was started, and how long it took."""
+    summary = json.loads((directory / rundir.SUMMARY).read_text())
+    del summary["created"], summary["command"], summary["result"]["wall_seconds"]
+    return summary
+
+
 def test_compare_resumes_without_repeating_what_is_finished(tmp_path, capsys):
     arguments = ["--seeds", "2", "--steps", "60", "--workers", "2", *FLAGS, "--json"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -193,6 +231,45 @@ def _run_out_of_room(directory):
         text = str(error)
         os._exit(0 if "cannot be written (File too large) after step" in text and "--resume" in text else 1)
     os._exit(2)
+
+
+@contextlib.contextmanager
+def no_file_longer_than(size):
+    """As on a disk that is full, but for the name of the error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_from_the_start_is_told_and_nothing_is_left_in_the_way(tmp_path, capsys):
+    arguments = ["train", "--steps", "2", *FLAGS, "--out", str(tmp_path / "run"), "--json"]
+    with no_file_longer_than(100):
+        assert main(arguments) == 2
+    assert f"{tmp_path / 'run' / rundir.CONFIG}: File too large: make room" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [rundir.LOCK]
+    assert main(arguments) == 0
+
+
+def test_rows_are_cut_where_no_copy_would_fit(tmp_path):
+    path = tmp_path / rundir.METRICS
+    rows = [json.dumps({"step": step}) + "\n" for step in range(1, 9)]
+    path.write_text("".join(rows))
+    with no_file_longer_than(10):
+        rundir.cut_rows(path, 5)
+    assert path.read_text() == "".join(rows[:5])
+
+
+def test_rows_that_were_cut_short_are_not_written_a_second_time(tmp_path):
+    path = tmp_path / rundir.METRICS
+    with pytest.raises(OSError, match="File too large"), rundir.RowWriter(path) as log:
+        log.add([{"step": 1, "success": 0.5}])
+        with no_file_longer_than(10):
+            log.flush()
+    rundir.cut_rows(path, 0)  # it can be read on
+    assert path.read_bytes() == b""
 
 
 def test_a_directory_that_vanishes_is_told_in_one_line(tmp_path):

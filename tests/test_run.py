@@ -1,6 +1,9 @@
 """Runs: what is written, what is read back, and what is refused."""
 
 import json
+import multiprocessing as mp
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +18,7 @@ from pgprog.cli import main
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
 from pgprog.experiment.config import CRITIC_METHODS, GROUP_METHODS, LADDER, RunConfig
+from pgprog.experiment.executor import exit_code, stop_on_interrupt
 from pgprog.experiment.learner import make_learner, make_task
 from pgprog.experiment.loop import evaluate, run, step_options
 from pgprog.noise import ReplicaGenerator
@@ -297,7 +301,8 @@ def test_sample_refuses_a_target_or_seed_that_is_not_there(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_train_cleanly_with_what_was_reached(tmp_path):
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_train_cleanly_with_what_was_reached(stop, code, tmp_path):
     out = tmp_path / "run"
     command = [
         sys.executable,
@@ -313,16 +318,44 @@ def test_ctrl_c_ends_train_cleanly_with_what_was_reached(tmp_path):
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: (out / rundir.METRICS).exists(), process)
-        process.send_signal(2)
+        process.send_signal(stop)
         printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
-    assert "of 1000000 steps" in " ".join(printed.split())
+    said = " ".join(printed.split())
+    assert "of 1000000 steps" in said
+    assert f"Interrupted. Go on: pgprog train --resume {out}" in said
     summary = json.loads((out / rundir.SUMMARY).read_text())
     assert summary["interrupted"] is True
     steps = summary["result"]["steps"]
     assert len(rows_of(out)) == steps > 0
     assert rundir.load_checkpoint(out)[1]["step"] == str(steps)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_acts_as_by_itself(first):
+    process = mp.get_context("fork").Process(target=_asked_twice, args=(first,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
+
+
+def _asked_twice(first):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with stop_on_interrupt() as came:
+        assert exit_code(came) == 0
+        os.kill(os.getpid(), first)
+        assert came == [first]
+        assert exit_code(came) == 128 + first
+        os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(1)
+
+
+def test_signals_are_as_they_were_when_nobody_listens_any_more():
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with stop_on_interrupt():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def wait_for(condition, process, seconds=120):

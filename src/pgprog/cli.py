@@ -1,6 +1,7 @@
 """The command line: parses arguments, runs the command, and turns a user's mistake into one line."""
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = str(error.filename)[:200] if error.filename else "a file"
-        print(f"pgprog: error: {where}: {error.strerror}: give a path that can be read and written", file=sys.stderr)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "make room, then repeat, or --resume a run" if full else "give a path that can be read and written"
+        print(f"pgprog: error: {where}: {error.strerror}: {remedy}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("pgprog: interrupted", file=sys.stderr)

@@ -26,7 +26,7 @@ from pgprog.experiment.config import (
     from_json,
     validate,
 )
-from pgprog.experiment.executor import keep_freed_memory, stop_on_interrupt
+from pgprog.experiment.executor import exit_code, keep_freed_memory, stop_on_interrupt
 from pgprog.experiment.learner import load_policy, make_task
 from pgprog.experiment.loop import run, values_of
 from pgprog.experiment.watch import Watch, facts_of, warnings_in
@@ -36,7 +36,6 @@ from pgprog.report.tables import markdown, print_comparison
 T = TypeVar("T", bound=Settings)
 A = TypeVar("A", Train, Compare)
 READINGS = ("instruments_every", "exact_critic")
-INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
 
 def train(args: Train) -> int:
@@ -73,7 +72,7 @@ def train(args: Train) -> int:
         directory = stack.enter_context(rundir.open_run(where, overwrite=args.overwrite, resume=resume))
         if not resume:
             rundir.write_json(directory / rundir.CONFIG, content)
-        stopped = stack.enter_context(stop_on_interrupt())
+        came = stack.enter_context(stop_on_interrupt())
         bars = stack.enter_context(progress_bars(console))
         bar = bars.add_task(TITLES[config.name], total=config.steps, success="")
         watch, behind = Watch(facts_of(config)), resume
@@ -93,7 +92,7 @@ def train(args: Train) -> int:
             [seed],
             directory,
             on_step,
-            lambda: bool(stopped),
+            lambda: bool(came),
             args.checkpoint_every,
             instruments_every=args.instruments_every,
             exact_critic=args.exact_critic,
@@ -108,7 +107,7 @@ def train(args: Train) -> int:
         rundir.write_json(directory / rundir.SUMMARY, summary)
     if args.json:
         print(json.dumps(summary))
-        return INTERRUPTED if stopped else 0
+        return exit_code(came)
     done = f"{result.steps} steps" if result.steps == config.steps else f"{result.steps} of {config.steps} steps"
     say(console, f"{TITLES[config.name]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
     say(console, f"{result.rollouts:,} rollouts, {result.tokens[0]:,} tokens, {result.wall_seconds:.1f} s")
@@ -117,9 +116,9 @@ def train(args: Train) -> int:
     for exception in config.exceptions():
         say(console, f"Exception from the shared settings: {exception}.")
     say(console, f"Saved in {directory}. See completions: pgprog sample --run {directory} --target 23")
-    if stopped:
+    if came:
         say(console, f"Interrupted. Go on: pgprog train --resume {directory}")
-    return INTERRUPTED if stopped else 0
+    return exit_code(came)
 
 
 def compare(args: Compare) -> int:
@@ -138,7 +137,8 @@ def compare(args: Compare) -> int:
     main, equal, budget = comparison.plan(config, None)
     where = args.resume or args.out or default_directory("compare")
     console = Console(stderr=args.json)
-    with rundir.open_run(where, overwrite=args.overwrite, resume=args.resume is not None) as directory:
+    opened = rundir.open_run(where, overwrite=args.overwrite, resume=args.resume is not None)
+    with opened as directory, stop_on_interrupt() as came:
         if args.resume is None:
             rundir.write_json(directory / rundir.CONFIG, content)
         say(
@@ -161,6 +161,7 @@ def compare(args: Compare) -> int:
                 instruments_every=args.instruments_every,
                 on_progress=lambda p: bars.update(tasks[p.name], completed=p.step, success=f"success {p.success:.3f}"),
                 on_idle=import_for_reports,
+                came=came,
             )
         from pgprog.report.figures import draw  # late, as it brings matplotlib; see import_for_reports
 
@@ -168,14 +169,14 @@ def compare(args: Compare) -> int:
         rundir.write_bytes(directory / "results.md", markdown(summary).encode(errors="replace"))
     if args.json:
         print(json.dumps(summary))
-        return INTERRUPTED if summary["interrupted"] else 0
+        return exit_code(came)
     print_comparison(console, summary)
     shown = ", ".join(path.name for path in figures)
     say(console, f"Saved in {directory}: summary.json, results.md, curves.csv, {shown} (and .svg)")
     if summary["interrupted"]:
         say(console, f"Go on: pgprog compare --resume {directory}")
     say(console, f"Reproduce: {summary['command']}")
-    return INTERRUPTED if summary["interrupted"] else 0
+    return exit_code(came)
 
 
 def sample(args: Sample) -> int:

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from pgprog.arguments import Grid
 from pgprog.commands import (
-    INTERRUPTED,
     check_checkpoint_every,
     configuration,
     default_directory,
@@ -20,7 +19,7 @@ from pgprog.commands import (
     workers_of,
 )
 from pgprog.experiment import rundir
-from pgprog.experiment.executor import Progress
+from pgprog.experiment.executor import Progress, exit_code, stop_on_interrupt
 from pgprog.experiment.grid import jobs_of, plan, run_grid
 from pgprog.experiment.grid_config import ADVANTAGES, GridConfig
 from pgprog.experiment.learner import make_task
@@ -41,7 +40,8 @@ def grid(args: Grid) -> int:
     cells = plan(config, None)
     where = args.resume or args.out or default_directory("grid")
     console = Console(stderr=args.json)
-    with rundir.open_run(where, overwrite=args.overwrite, resume=args.resume is not None) as directory:
+    opened = rundir.open_run(where, overwrite=args.overwrite, resume=args.resume is not None)
+    with opened as directory, stop_on_interrupt() as came:
         if args.resume is None:
             rundir.write_json(directory / rundir.CONFIG, content)
         say(
@@ -70,16 +70,17 @@ def grid(args: Grid) -> int:
                 checkpoint_every=args.checkpoint_every,
                 on_progress=on_progress,
                 on_idle=lambda: import_for_reports("pgprog.report.grid_figures"),
+                came=came,
             )
         from pgprog.report.grid_figures import draw_grid  # late, as it brings matplotlib
 
         draw_grid(directory, summary)
     if args.json:
         print(json.dumps(summary))
-        return INTERRUPTED if summary["interrupted"] else 0
+        return exit_code(came)
     print_grid(console, summary)
     say(console, f"Saved in {directory}: grid.json, grid.png (and .svg)")
     if summary["interrupted"]:
         say(console, f"Go on: pgprog grid --resume {directory}")
     say(console, f"Reproduce: {summary['command']}")
-    return INTERRUPTED if summary["interrupted"] else 0
+    return exit_code(came)

@@ -2,7 +2,7 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -75,12 +75,13 @@ def compare(
     on_progress: Callable[[Progress], None],
     on_idle: Callable[[], None] = lambda: None,
     instruments_every: int = INSTRUMENTS_EVERY,
+    came: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary.
 
-    Runs that stand finished in the directory are not repeated, others are gone on with. Ctrl-C ends the comparison with
-    what was reached, saved and marked as interrupted. ``head`` (command, time, versions) opens the summary;
-    ``on_idle``, see ``run_jobs``.
+    Runs that stand finished in the directory are not repeated, others are gone on with. A signal that ``came`` ends the
+    comparison with what was reached, saved and marked as interrupted. ``head`` (command, time, versions) opens the
+    summary; ``on_idle``, see ``run_jobs``.
     """
     main, equal, budget = plan(config, directory)
     outcome = Outcome()
@@ -88,10 +89,10 @@ def compare(
     noise = [Measurement(job.name, job.config) for job in main]
     jobs: list[Job | Measurement] = [*noise, *main, *equal]
     try:
-        for done, result in run_jobs(jobs, workers, checkpoint_every, on_progress, on_idle, instruments_every):
+        for done, result in run_jobs(jobs, workers, checkpoint_every, on_progress, on_idle, instruments_every, came):
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
-            elif result.steps > 0:  # Ctrl-C may reach a run before its first step
+            elif result.steps > 0:  # a signal may reach a run before its first step
                 (outcome.equal if done.name.endswith(EQUAL) else outcome.main)[done.config.name] = result
     except KeyboardInterrupt:
         outcome.interrupted = True

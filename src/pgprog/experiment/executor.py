@@ -20,6 +20,7 @@ from pgprog.errors import UsageError
 from pgprog.experiment.config import INSTRUMENTS_EVERY, RunConfig
 
 REPORT_EVERY = 0.2  # seconds
+STOPS = (signal.SIGINT, signal.SIGTERM)  # of Ctrl-C; of kill, systemd, docker and slurm
 ORPHAN_SECONDS = 30.0
 
 
@@ -57,48 +58,55 @@ def run_jobs(
     on_progress: Callable[[Progress], None],
     on_idle: Callable[[], None] = lambda: None,
     instruments_every: int = INSTRUMENTS_EVERY,
+    came: Sequence[int] = (),
 ) -> Iterator[tuple[Job | Measurement, Any]]:
     """Do the jobs and yield each, as it ends, with its Result or GradientNoise.
 
-    Measurements come first: they are short, so Ctrl-C leaves none out once a run has begun. Then runs, longest first.
+    Measurements come first: they are short, so a signal leaves none out once a run has begun. Then runs, longest first.
     ``on_idle`` is called once, when the last jobs leave a worker's core to this process.
 
-    Ctrl-C asks the running jobs to stop where they are: they save and are yielded with what they reached, jobs that
-    have not started are dropped, and KeyboardInterrupt is raised at the end. Exceptions of a job are raised here, after
-    the others were stopped.
+    A signal in ``came``, of ``stop_on_interrupt``, asks the running jobs to stop where they are: they save and are
+    yielded with what they reached, jobs that have not started are dropped, and KeyboardInterrupt is raised at the end.
+    Exceptions of a job are raised here, after the others were stopped.
     """
     context = mp.get_context("spawn")
     stop, reports = context.Event(), context.Queue()
     shared = (stop, reports, os.getpid())
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=shared)
-    waiting: dict[Future[Any], Job | Measurement] = {
-        pool.submit(_do, job, checkpoint_every, instruments_every): job for job in sorted(jobs, key=_cost, reverse=True)
-    }
-    with stop_on_interrupt(stop.set) as interrupted:
-        try:
-            idle = False
-            while waiting:
-                done, _ = wait(waiting, timeout=REPORT_EVERY, return_when=FIRST_COMPLETED)
-                for progress in _drain(reports):
-                    on_progress(progress)
-                if interrupted:
-                    for future in [f for f in waiting if f.cancel()]:
-                        del waiting[future]
-                for future in done & waiting.keys():
-                    yield waiting.pop(future), future.result()
-                if not idle and len(waiting) < workers:
-                    idle = True
-                    on_idle()
-        except BaseException as error:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            if isinstance(error, BrokenProcessPool):
-                raise UsageError(
-                    "a worker process was killed, perhaps for want of memory: use --resume, or fewer --workers"
-                ) from error
-            raise
+    others = mp.active_children()
+    by_cost = sorted(jobs, key=_cost, reverse=True)
+    with _signals_held():  # which workers inherit for life: this process gets them too, and says when to stop
+        waiting: dict[Future[Any], Job | Measurement] = {
+            pool.submit(_do, job, checkpoint_every, instruments_every): job for job in by_cost
+        }
+    try:
+        idle = False
+        while waiting:
+            done, _ = wait(waiting, timeout=REPORT_EVERY, return_when=FIRST_COMPLETED)
+            for progress in _drain(reports):
+                on_progress(progress)
+            if came:
+                stop.set()
+                for future in [f for f in waiting if f.cancel()]:
+                    del waiting[future]
+            for future in done & waiting.keys():
+                yield waiting.pop(future), future.result()
+            if not idle and len(waiting) < workers:
+                idle = True
+                on_idle()
+    except BrokenProcessPool as error:
+        for worker in set(mp.active_children()) - set(others):
+            worker.kill()  # the pool sends them SIGTERM, which they do not hear, and waits
+        pool.shutdown(cancel_futures=True)
+        raise UsageError(
+            "a worker process was killed, perhaps for want of memory: use --resume, or fewer --workers"
+        ) from error
+    except BaseException:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+        raise
     pool.shutdown(wait=False)  # a process with torch takes a second to end: nobody needs to wait for that
-    if interrupted:
+    if came:
         raise KeyboardInterrupt
 
 
@@ -112,20 +120,40 @@ def _cost(job: Job | Measurement) -> float:
 
 
 @contextmanager
-def stop_on_interrupt(ask: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Turn Ctrl-C into a request to stop, noted in the list; a second one is Python's own again."""
-    seen: list[int] = []
+def stop_on_interrupt() -> Iterator[list[int]]:
+    """Turn Ctrl-C and SIGTERM into a request to stop, noted in the list; a second signal acts as it would by itself."""
+    came: list[int] = []
 
     def note(signum: int, frame: object) -> None:
-        seen.append(signum)
-        ask()
-        signal.signal(signal.SIGINT, previous)
+        came.append(signum)
+        restore()
 
-    previous = signal.signal(signal.SIGINT, note)
+    def restore() -> None:
+        for stop, handler in previous.items():
+            signal.signal(stop, handler)
+
+    previous = {stop: signal.getsignal(stop) for stop in STOPS}  # all of them before the first is replaced
     try:
-        yield seen
+        for stop in STOPS:
+            signal.signal(stop, note)
+        yield came
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()
+
+
+def exit_code(came: Sequence[int]) -> int:
+    """128 and the number of the signal that came first, as a shell has it; 0 where none came."""
+    return 128 + came[0] if came else 0
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let the signals that stop a run wait outside."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _drain(reports: Any) -> Iterator[Progress]:
@@ -157,7 +185,6 @@ _worker: dict[str, Any] = {}
 def _start_worker(stop: Any, reports: Any, parent: int) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and says when to stop
     torch.set_num_threads(1)
     keep_freed_memory()
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()

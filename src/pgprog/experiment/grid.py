@@ -1,6 +1,6 @@
 """Every advantage under every constraint, on one budget: the cells of a grid, and what each has reached."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,19 +71,20 @@ def run_grid(
     checkpoint_every: int,
     on_progress: Callable[[Progress], None],
     on_idle: Callable[[], None] = lambda: None,
+    came: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Train every cell and write ``grid.json``; return what it says.
 
-    Cells that stand finished in the directory are not repeated, others are gone on with; Ctrl-C ends the grid with what
-    was reached. ``head`` (command, time, versions) opens the file; ``on_idle``, see ``run_jobs``.
+    Cells that stand finished in the directory are not repeated, others are gone on with; a signal that ``came`` ends
+    the grid with what was reached. ``head`` (command, time, versions) opens the file; ``on_idle``, see ``run_jobs``.
     """
     cells = plan(config, directory)
     prepare(jobs_of(cells))
     results: dict[str, Result] = {}
     interrupted = False
     try:
-        for job, result in run_jobs(jobs_of(cells), workers, checkpoint_every, on_progress, on_idle):
-            if result.steps > 0:  # Ctrl-C may reach a run before its first step
+        for job, result in run_jobs(jobs_of(cells), workers, checkpoint_every, on_progress, on_idle, came=came):
+            if result.steps > 0:  # a signal may reach a run before its first step
                 results[job.name] = result
     except KeyboardInterrupt:
         interrupted = True

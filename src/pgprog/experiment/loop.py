@@ -109,7 +109,6 @@ def run(
         progress = restore(directory, config, seeds, learner) or progress
         if (finished := finished_result(directory, config, seeds)) is not None:
             return finished
-        rundir.cut_rows(directory / rundir.METRICS, progress.step)
     if train_step is not None:
         instruments_every = 0  # its advantage is its own
     generator, train_step = ReplicaGenerator(seeds, "train"), train_step or train_step_of(config)
@@ -117,6 +116,8 @@ def run(
     rates, rollouts = base_rates(config, learner), torch.full((len(seeds),), float(config.rollouts_per_step))
     started = time.perf_counter() - progress.wall_seconds
     try:
+        if directory is not None:
+            rundir.cut_rows(directory / rundir.METRICS, progress.step)
         with rundir.RowWriter(None if directory is None else directory / rundir.METRICS) as log:
             while progress.step < config.steps and not should_stop():
                 left = 1 - progress.step / config.steps

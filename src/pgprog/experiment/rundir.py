@@ -151,14 +151,19 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: to a neighbour first, then over it."""
+    """Write a file whole or not at all: to a neighbour first, then over it. An OSError names the file."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    with open(partial, "xb") as file:  # x: never through a link that somebody has put there
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "xb") as file:  # x: never through a link that somebody has put there
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # on a full disk it takes room, and in a new directory it would look like a run
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_json(path: Path) -> Any:
@@ -189,12 +194,12 @@ class RowWriter:
 
     def flush(self) -> None:
         if self._path is not None and self._rows:
+            rows, self._rows = self._rows, []  # no second try: it would go on from a line that was cut short
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             with os.fdopen(os.open(self._path, flags, 0o644), "a") as file:
-                file.write("".join(json.dumps(row) + "\n" for row in self._rows))
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
-            self._rows.clear()
 
     def __enter__(self) -> "RowWriter":
         return self
@@ -204,25 +209,29 @@ class RowWriter:
 
 
 def cut_rows(path: Path, last_step: int) -> None:
-    """Drop the rows after a step, and a line that was cut short: what a killed run wrote past its checkpoint."""
+    """Drop the rows after a step, and a line that was cut short: what a killed run wrote past its checkpoint.
+
+    In place, which a full disk has room for.
+    """
     if not path.exists():
         return
-    kept = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            step = json.loads(line)["step"]
-            if not isinstance(step, int):
-                raise ValueError("step is no integer")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(
-                f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged"
-            ) from error
-        if step > last_step:
-            break
-        kept.append(line)
-    write_bytes(path, b"".join(kept))
+    kept = 0
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                step = json.loads(line)["step"]
+                if not isinstance(step, int):
+                    raise ValueError("step is no integer")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise UsageError(
+                    f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged"
+                ) from error
+            if step > last_step:
+                break
+            kept += len(line)
+        file.truncate(kept)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
