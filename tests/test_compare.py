@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from pgprog.experiment.gradients import GradientNoise, gradient_noise, gradients
 from pgprog.experiment.learner import make_learner
 from pgprog.experiment.loop import Result, step_options
 from pgprog.noise import ReplicaGenerator
-from test_run import wait_for
+from test_run import wait_for, workers_of
 
 SMALL = {"seq_len": 2, "digits": 3, "hidden": 8, "dtype": "float64"}
 
@@ -188,12 +187,6 @@ def long_comparison(out):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def workers_of(process):
-    """The processes that it has started for its jobs."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_all_processes_ends_compare_with_what_was_reached(stop, code, tmp_path):
     out = tmp_path / "compare"
@@ -263,7 +256,7 @@ def test_a_run_without_a_step_is_not_reached(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(comparison, "run_jobs", results)
-        summary = comparison.compare(
+        summary, _ = comparison.compare(
             config, {}, tmp_path, workers=1, checkpoint_every=100, on_progress=lambda progress: None
         )
         assert summary["interrupted"] is True

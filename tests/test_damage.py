@@ -17,7 +17,7 @@ from pgprog.errors import UsageError
 from pgprog.experiment import rundir
 from pgprog.experiment.config import RunConfig
 from pgprog.experiment.loop import refuse_divergence, run
-from test_run import wait_for
+from test_run import wait_for, workers_of
 
 CONFIG = RunConfig(seq_len=2, digits=3, prompts=4, hidden=8, group_size=4, steps=6)
 FLAGS = ["--seq-len", "2", "--digits", "3", "--prompts", "4", "--hidden", "8", "--group-size", "4", "--json"]
@@ -218,8 +218,8 @@ def test_no_worker_outlives_a_killed_comparison(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: (tmp_path / "run" / "runs" / "grpo" / rundir.RESULT).exists(), process)
         wait_for(lambda: (tmp_path / "run" / "runs" / "reinforce" / rundir.METRICS).exists(), process)
-        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-        assert len(children) >= 2
+        workers = workers_of(process)
+        assert len(workers) == 2
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -227,7 +227,7 @@ def test_no_worker_outlives_a_killed_comparison(tmp_path):
         poll = staticmethod(lambda: None)
 
     def all_gone():
-        return not any(Path(f"/proc/{pid}").exists() and "spawn_main" in _command_of(pid) for pid in children)
+        return not any(Path(f"/proc/{pid}").exists() and "forkserver" in _command_of(pid) for pid in workers)
 
     wait_for(all_gone, Gone, seconds=60)
 

@@ -366,6 +366,16 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.05)
 
 
+def workers_of(process):
+    """The processes that do its jobs: children of the server that it has started."""
+    servers = [pid for pid in children_of(process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [worker for server in servers for worker in children_of(server)]
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_the_commands_run_on_one_thread(tmp_path):
     # Small operations: a second thread makes them slower, and results depend on the number of threads.
     torch.set_num_threads(2)

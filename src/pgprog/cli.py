@@ -17,6 +17,7 @@ from pgprog.arguments import Compare, Grid, Sample, Train
 from pgprog.doctor_command import Doctor
 from pgprog.errors import UsageError
 from pgprog.exact.commands import Exact, Foundations
+from pgprog.experiment.executor import start_server
 from pgprog.plan_command import Plan
 from pgprog.recipes_command import Recipes
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parsed = parse(arguments)
+        if isinstance(parsed, Compare | Grid):
+            start_server()
         module, function = next(where for kind, where in COMMANDS.values() if type(parsed) is kind).split(":")
         return int(getattr(importlib.import_module(module), function)(parsed))
     except UsageError as error:

@@ -152,7 +152,7 @@ def compare(args: Compare) -> int:
             tasks = {
                 job.name: bars.add_task(names[job.name], total=job.config.steps, success="") for job in (*main, *equal)
             }
-            summary = comparison.compare(
+            summary, rows = comparison.compare(
                 config,
                 content,
                 directory,
@@ -165,7 +165,7 @@ def compare(args: Compare) -> int:
             )
         from pgprog.report.figures import draw  # late, as it brings matplotlib; see import_for_reports
 
-        figures = draw(directory, summary) if summary["algorithms"] else []
+        figures = draw(directory, summary, rows) if summary["algorithms"] else []
         rundir.write_bytes(directory / "results.md", markdown(summary).encode(errors="replace"))
     if args.json:
         print(json.dumps(summary))

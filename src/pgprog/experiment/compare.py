@@ -17,7 +17,7 @@ from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, CompareConfig, R
 from pgprog.experiment.executor import Job, Measurement, Progress, run_jobs
 from pgprog.experiment.gradients import GradientNoise, ratio_of_single_successes
 from pgprog.experiment.loop import EVALUATION_COMPLETIONS, Result
-from pgprog.experiment.watch import facts_of, warnings_in
+from pgprog.experiment.watch import Rows, facts_of, warnings_in
 from pgprog.stats import bootstrap_mean, percentile_coverage
 
 EQUAL = "-equal-rollouts"
@@ -30,6 +30,9 @@ class Outcome:
     main: dict[str, Result] = field(default_factory=dict)
     equal: dict[str, Result] = field(default_factory=dict)
     noise: dict[str, GradientNoise] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
+    """The metrics of each run, by its name."""
+    warnings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     interrupted: bool = False
 
 
@@ -76,8 +79,8 @@ def compare(
     on_idle: Callable[[], None] = lambda: None,
     instruments_every: int = INSTRUMENTS_EVERY,
     came: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary.
+) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """Run the whole comparison and write ``summary.json`` and ``curves.csv``; return the summary, and all metrics.
 
     Runs that stand finished in the directory are not repeated, others are gone on with. A signal that ``came`` ends the
     comparison with what was reached, saved and marked as interrupted. ``head`` (command, time, versions) opens the
@@ -94,19 +97,19 @@ def compare(
                 outcome.noise[done.name] = result
             elif result.steps > 0:  # a signal may reach a run before its first step
                 (outcome.equal if done.name.endswith(EQUAL) else outcome.main)[done.config.name] = result
+                read(done, outcome)  # now, while others train
     except KeyboardInterrupt:
         outcome.interrupted = True
     for job in main:
         if job.config.steps * job.config.most_rollouts_per_step == budget and job.name in outcome.main:
             outcome.equal.setdefault(job.name, outcome.main[job.name])
+    for job in (*main, *equal):
+        if job.name not in outcome.rows:
+            read(job, outcome)
     summary = head | summarise(config, outcome, budget)
-    rows = {job.name: rows_of(job) for job in (*main, *equal)}
-    for job in main:
-        if job.config.name in summary["algorithms"]:
-            summary["algorithms"][job.config.name]["warnings"] = warnings_of(job, rows[job.name])
     rundir.write_json(directory / rundir.SUMMARY, summary)
-    write_curves(directory / "curves.csv", [*main, *equal], rows)
-    return summary
+    write_curves(directory / "curves.csv", [*main, *equal], outcome.rows)
+    return summary, outcome.rows
 
 
 def prepare(jobs: Iterable[Job]) -> None:
@@ -151,6 +154,7 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
         "success": bootstrap_mean(result.success).as_dict(result.success),
         "success_sum_targets": bootstrap_mean(result.success_sum_targets).as_dict(result.success_sum_targets),
         "success_by_target": np.mean(result.success_by_target, axis=0).tolist(),
+        "warnings": outcome.warnings[algo],
         "at_equal_rollouts": again
         and {
             "steps": again.steps,
@@ -160,14 +164,15 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
     }
 
 
-def rows_of(job: Job) -> list[dict[str, Any]]:
-    """The metrics that a run has written; none where it has not begun."""
+def read(job: Job, outcome: Outcome) -> None:
+    """Note the metrics that a run has written, none where it has not begun, and what they warn of."""
     assert job.directory is not None
     path = job.directory / rundir.METRICS
-    return rundir.read_rows(path) if path.exists() else []
+    outcome.rows[job.name] = rundir.read_rows(path) if path.exists() else []
+    outcome.warnings[job.name] = warnings_of(job, outcome.rows[job.name])
 
 
-def warnings_of(job: Job, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def warnings_of(job: Job, rows: Rows) -> list[dict[str, Any]]:
     """Each kind of warning that a run gave: in how many seeds, and what it said of the first of them."""
     said: dict[str, dict[str, Any]] = {}
     for seed in job.seeds:
@@ -207,11 +212,11 @@ def note_on_intervals(n: int) -> str:
     )
 
 
-def write_curves(path: Path, jobs: Iterable[Job], rows_by_run: dict[str, list[dict[str, Any]]]) -> None:
+def write_curves(path: Path, jobs: Iterable[Job], rows_by_run: dict[str, Rows]) -> None:
     """All metrics of all runs in one table, a row per run, seed and step."""
     rows = [{"run": job.name, "algo": job.config.name, **row} for job in jobs for row in rows_by_run[job.name]]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")  # there are none, and looking takes time
         writer.writeheader()
         writer.writerows(rows)

@@ -16,8 +16,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from pgprog.experiment import rundir
 from pgprog.experiment.config import TITLES
+from pgprog.experiment.watch import Rows
 
 # The rungs keep their colours; twenty more go round among the other recipes.
 COLOURS = {name: to_hex(plt.get_cmap("tab20")(i % 20)) for i, name in enumerate(TITLES)} | {
@@ -30,15 +30,17 @@ COLOURS = {name: to_hex(plt.get_cmap("tab20")(i % 20)) for i, name in enumerate(
 SMOOTH = 25  # steps, and no more than an eighth of a run
 
 
-def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
+def draw(directory: Path, summary: dict[str, Any], rows_by_run: dict[str, Rows]) -> list[Path]:
     """Draw every figure of a comparison into its directory; return the PNG files."""
-    figures: dict[str, Callable[[Path, dict[str, Any]], Figure]] = {
-        "learning_curves": learning_curves,
-        "final_success": final_success,
-        "success_by_target": success_by_target,
-        "gradient_noise": gradient_noise,
-    }
-    return save(directory, {name: partial(make, directory, summary) for name, make in figures.items()})
+    return save(
+        directory,
+        {
+            "learning_curves": partial(learning_curves, summary, rows_by_run),
+            "final_success": partial(final_success, summary),
+            "success_by_target": partial(success_by_target, summary),
+            "gradient_noise": partial(gradient_noise, summary),
+        },
+    )
 
 
 def save(directory: Path, figures: dict[str, Callable[[], Figure]]) -> list[Path]:
@@ -56,12 +58,11 @@ def save(directory: Path, figures: dict[str, Callable[[], Figure]]) -> list[Path
     return paths
 
 
-def learning_curves(directory: Path, summary: dict[str, Any]) -> Figure:
+def learning_curves(summary: dict[str, Any], rows_by_run: dict[str, Rows]) -> Figure:
     """Success while training, against steps and against rollouts."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     for algo in summary["algorithms"]:
-        rows = rundir.read_rows(rundir.run_of(directory, algo) / rundir.METRICS)
-        steps, rollouts, curves = curves_by_seed(rows)
+        steps, rollouts, curves = curves_by_seed(rows_by_run[algo])
         for panel, x in zip(panels, (steps, rollouts), strict=True):
             panel.plot(x, curves.mean(0), color=COLOURS[algo], label=TITLES[algo], lw=1.5)
             panel.fill_between(x, curves.min(0), curves.max(0), color=COLOURS[algo], alpha=0.15, lw=0)
@@ -74,7 +75,7 @@ def learning_curves(directory: Path, summary: dict[str, Any]) -> Figure:
     return figure
 
 
-def curves_by_seed(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def curves_by_seed(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps, rollouts, and smoothed success (seeds, steps) from the rows of a run."""
     seeds = dict.fromkeys(row["seed"] for row in rows)
     first = [row for row in rows if row["seed"] == rows[0]["seed"]]
@@ -86,7 +87,7 @@ def curves_by_seed(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, 
     return np.array([r["step"] for r in first])[keep], np.array([r["rollouts"] for r in first])[keep], smooth
 
 
-def final_success(directory: Path, summary: dict[str, Any]) -> Figure:
+def final_success(summary: dict[str, Any]) -> Figure:
     """Every seed, with mean and interval, beside the score at equal rollouts."""
     figure, panel = plt.subplots(figsize=(8, 3.6))
     ticks = []
@@ -114,7 +115,7 @@ def _interval(panel: Axes, x: float, score: dict[str, Any], colour: str, marker:
     panel.plot([x], [score["mean"]], marker, color=colour, mfc=fill, ms=6)
 
 
-def success_by_target(directory: Path, summary: dict[str, Any]) -> Figure:
+def success_by_target(summary: dict[str, Any]) -> Figure:
     """Which targets are met; extreme ones have few solutions."""
     figure, panel = plt.subplots(figsize=(7, 3.4))
     for algo, entry in summary["algorithms"].items():
@@ -125,7 +126,7 @@ def success_by_target(directory: Path, summary: dict[str, Any]) -> Figure:
     return figure
 
 
-def gradient_noise(directory: Path, summary: dict[str, Any]) -> Figure:
+def gradient_noise(summary: dict[str, Any]) -> Figure:
     """Norms of the gradient over resamples, and the trace of its covariance."""
     entries = summary["gradient_noise"]
     titles = [TITLES[algo] for algo in entries]
