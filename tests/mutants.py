@@ -987,6 +987,13 @@ MUTANTS = [
         "test_resume.py",
     ),
     Mutant(
+        "report: lost rows are not missed",
+        "experiment/rundir.py",
+        "if reached != last_step:",
+        "if False:",
+        "test_damage.py",
+    ),
+    Mutant(
         "report: SIGTERM unheard",
         "experiment/executor.py",
         "STOPS = (signal.SIGINT, signal.SIGTERM)",

@@ -136,6 +136,31 @@ def test_damaged_metrics_are_refused_and_kept(line, tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(("kept", "step"), [(0, 0), (2, 2), (-1, 2)])
+def test_metrics_that_end_before_their_checkpoint_are_refused_and_kept(kept, step, tmp_path):
+    directory = stopped(tmp_path / "run")
+    path = directory / rundir.METRICS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:kept]) if kept >= 0 else b"".join(lines)[:-1])
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=rf"metrics\.jsonl ends at step {step}, its checkpoint is of step 3"):
+        run(CONFIG, [0], directory)
+    assert path.read_bytes() == before
+    (directory / rundir.CHECKPOINT).unlink()
+    assert run(CONFIG, [0], directory).steps == CONFIG.steps
+    assert [row["step"] for row in rundir.read_rows(path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_metrics_that_are_gone_are_missed(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out) == 0
+    for name in (rundir.METRICS, rundir.RESULT):
+        (out / name).unlink()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--json"]) == 2
+    assert "ends at step 0, its checkpoint is of step 2: put the whole file back" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("change", [{"tokens": []}, {"success": ["x"]}, {"success": []}, {"more": 1}])
 def test_a_damaged_result_is_refused(change, tmp_path):
     run(CONFIG, [0], tmp_path)

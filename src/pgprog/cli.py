@@ -1,7 +1,6 @@
 """The command line: parses arguments, runs the command, and turns a user's mistake into one line."""
 
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -15,7 +14,7 @@ import tyro
 
 from pgprog.arguments import Compare, Grid, Sample, Train
 from pgprog.doctor_command import Doctor
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, full
 from pgprog.exact.commands import Exact, Foundations
 from pgprog.experiment.executor import start_server
 from pgprog.plan_command import Plan
@@ -55,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = str(error.filename)[:200] if error.filename else "a file"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = "make room, then repeat, or --resume a run" if full else "give a path that can be read and written"
+        path = "give a path that can be read and written"
+        remedy = "make room, then repeat, or --resume a run" if full(error) else path
         print(f"pgprog: error: {where}: {error.strerror}: {remedy}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

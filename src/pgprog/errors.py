@@ -1,11 +1,17 @@
 """Errors that a user can mend: one line that names the value, the cause and the remedy."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UsageError(Exception):
     """Something that was asked for cannot be done; the command line prints it as one line and exits with 2."""
+
+
+def full(error: OSError) -> bool:
+    """Whether a disk has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def said(error: BaseException) -> str:

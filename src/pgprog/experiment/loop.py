@@ -15,7 +15,7 @@ from pgprog.algorithms import from_recipe, ppo
 from pgprog.algorithms.diagnostics import MAY_BE_UNDEFINED
 from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.algorithms.update import Metrics
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, full
 from pgprog.experiment import rundir
 from pgprog.experiment.config import INSTRUMENTS_EVERY, RunConfig
 from pgprog.experiment.instruments import observed, usual_advantage
@@ -152,7 +152,7 @@ def run(
     except OSError as error:
         raise UsageError(
             f"{directory} cannot be written ({error.strerror}) after step {progress.step}: "
-            f"make room, then go on from the last checkpoint with --resume"
+            f"{'make room' if full(error) else 'mend that'}, then go on from the last checkpoint with --resume"
         ) from error
     return result
 

@@ -212,10 +212,13 @@ def cut_rows(path: Path, last_step: int) -> None:
     """Drop the rows after a step, and a line that was cut short: what a killed run wrote past its checkpoint.
 
     In place, which a full disk has room for.
+
+    Raises:
+        UsageError: a line that is no row; rows that end before that step, for a run writes them before its checkpoint.
     """
     if not path.exists():
-        return
-    kept = 0
+        return refuse_lost_rows(path, 0, last_step)
+    kept = reached = 0
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -230,8 +233,18 @@ def cut_rows(path: Path, last_step: int) -> None:
                 ) from error
             if step > last_step:
                 break
-            kept += len(line)
+            kept, reached = kept + len(line), step
+        refuse_lost_rows(path, reached, last_step)
         file.truncate(kept)
+
+
+def refuse_lost_rows(path: Path, reached: int, last_step: int) -> None:
+    """Raise UsageError where rows are missing that the checkpoint had before it."""
+    if reached != last_step:
+        raise UsageError(
+            f"{path} ends at step {reached}, its checkpoint is of step {last_step}: put the whole file back, "
+            f"or remove {path.with_name(CHECKPOINT)}, and --resume begins again"
+        )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
