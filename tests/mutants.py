@@ -1043,6 +1043,8 @@ MUTANTS = [
         "if False and not",
         "test_damage.py",
     ),
+    Mutant("report: the last of two flags wins", "cli.py", "    refuse_twice(arguments)\n", "", "test_run.py"),
+    Mutant("report: --set is one flag", "cli.py", 'if flag == "--set":', "if False:", "test_run.py"),
 ]
 
 # Runs pytest on the copy, and says with a code of its own if another pgprog was imported.
