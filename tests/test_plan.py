@@ -505,6 +505,7 @@ def test_the_largest_group_is_the_one_that_weights_know():
         (("--success-rate", "nan"), "--success-rate nan: it is no probability"),
         (("--success-rate", "1e-12"), "--success-rate 1e-12: no budget sees both rewards"),
         (("--success-rate",), "--success-rate"),
+        (("--recipes", "rloo", "grpo", "rloo"), "--recipes rloo grpo rloo names one twice: give each once"),
         (("--group-size", "1"), "--group-size 1 with rloo: one completion has no others"),
         (("--group-size", "0"), "--group-size 0 is out of range: give 2 to 1000"),
         (("--group-size", "1001"), "--group-size 1001 is out of range"),
