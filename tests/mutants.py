@@ -1043,6 +1043,13 @@ MUTANTS = [
         "if False and not",
         "test_damage.py",
     ),
+    Mutant(
+        "report: any folder called runs is a grid's",
+        "experiment/rundir.py",
+        'run.parent.name == "runs" and _is_ours(whole / CONFIG)',
+        'run.parent.name == "runs"',
+        "test_damage.py",
+    ),
     Mutant("report: the last of two flags wins", "cli.py", "    refuse_twice(arguments)\n", "", "test_run.py"),
     Mutant("report: --set is one flag", "cli.py", 'if flag == "--set":', "if False:", "test_run.py"),
 ]
