@@ -190,6 +190,10 @@ DIAGNOSTIC_MUTANTS = [
         "not",
         TESTS,
     ),
+    Mutant("an empty batch is a collapse", WATCH, 'if row.get("length") != 0]', "]", TESTS),
+    Mutant(
+        "a filter may draw one batch", WATCH, "config.most_rollouts_per_step if", "config.rollouts_per_step if", TESTS
+    ),
 ]
 
 if __name__ == "__main__":

@@ -107,6 +107,13 @@ PLAN_MUTANTS = [
         "value is not None and (value < low or value > high)",
         TESTS,
     ),
+    Mutant(
+        "plan: one recipe twice",
+        COMMAND,
+        "if len(set(args.recipes)) < len(recipes):",
+        "if False:",
+        TESTS,
+    ),
     Mutant("plan: groups of one are planned", COMMAND, "if G == 1 and grouped:", "if False:", TESTS),
     Mutant("plan: a budget under one step is taken", COMMAND, "if least > args.rollout_budget:", "if False:", TESTS),
     Mutant("plan: without rollouts it plans all the same", COMMAND, "if args.rollout_budget == 0:", "if False:", TESTS),

@@ -1050,6 +1050,15 @@ MUTANTS = [
         "if False and not",
         "test_damage.py",
     ),
+    Mutant(
+        "report: any folder called runs is a grid's",
+        "experiment/rundir.py",
+        'run.parent.name == "runs" and _is_ours(whole / CONFIG)',
+        'run.parent.name == "runs"',
+        "test_damage.py",
+    ),
+    Mutant("report: the last of two flags wins", "cli.py", "    refuse_twice(arguments)\n", "", "test_run.py"),
+    Mutant("report: --set is one flag", "cli.py", 'if flag == "--set":', "if False:", "test_run.py"),
 ]
 
 # Runs pytest on the copy, and says with a code of its own if another pgprog was imported.

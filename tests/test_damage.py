@@ -161,6 +161,42 @@ def test_metrics_that_are_gone_are_missed(tmp_path, capsys):
     assert "ends at step 0, its checkpoint is of step 2: put the whole file back" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        (rundir.CHECKPOINT, "remove the folder {run}, and --resume {whole} trains that run again, and no other"),
+        (rundir.METRICS, "remove the folder {run}, and --resume {whole} trains that run again, and no other"),
+        (rundir.RESULT, "remove it, and --resume evaluates again"),
+        (rundir.CONFIG, "--resume {whole} writes it again"),
+    ],
+)
+def test_the_damage_of_one_run_of_many_is_named_with_its_cure(name, cure, tmp_path):
+    whole = tmp_path / "grid"
+    directory = whole / "runs" / "return-none"
+    directory.parent.mkdir(parents=True)
+    stopped(directory)
+    (directory / name).write_text("garbage\n")
+
+    def refusal():
+        with pytest.raises(UsageError) as refused:
+            rundir.read_json(directory / name) if name == rundir.CONFIG else run(CONFIG, [0], directory)
+        return str(refused.value)
+
+    if name != rundir.RESULT:  # a folder of the user's own that is called runs is no grid
+        assert refusal().endswith("; it cannot be gone on with: train again, with another --out")
+    rundir.write_json(whole / rundir.CONFIG, {"environment": rundir.environment()})
+    assert refusal().endswith("; " + cure.format(run=directory, whole=whole))
+
+
+def test_damaged_metrics_of_a_finished_run_are_one_line(tmp_path):
+    run(CONFIG, [0], tmp_path)
+    (tmp_path / rundir.METRICS).write_text("[" * 100_000)
+    with pytest.raises(
+        UsageError, match=r"metrics\.jsonl is no file of metrics .* or is damaged; it cannot be gone on"
+    ):
+        rundir.rows_so_far(tmp_path)
+
+
 @pytest.mark.parametrize("change", [{"tokens": []}, {"success": ["x"]}, {"success": []}, {"more": 1}])
 def test_a_damaged_result_is_refused(change, tmp_path):
     run(CONFIG, [0], tmp_path)

@@ -431,6 +431,7 @@ def test_a_negative_interval_is_refused(command, tmp_path, capsys):
 # ---- warnings ----
 
 GROUP, ALONE = Facts(8, stale=False), Facts(1, stale=True)
+FILTER = Facts(8, stale=False, most_sampled=1536)
 
 
 def window(n=100, **columns):
@@ -448,6 +449,7 @@ TRUE = {
     "growing_wrong_answers": (GROUP, {"length_wrong": lambda x: 5 + 5 * x, "length_right": 5.0}),
     "faint_gradient": (GROUP, {"grad_signal": 0.01, "grad_noise": 1.0, "success": 0.1}),
     "worn_sample": (ALONE, {"ess": 0.1}),
+    "spent_filter": (FILTER, {"sampled": lambda x: 1024.0 if x < 0.2 else 1536.0, "length": 5.0}),
 }
 FALSE = {
     "silent_groups": [{"frac_reward_zero_std": 0.92, "success": 0.97}, {"frac_reward_zero_std": 0.7, "success": 0.01}],
@@ -466,6 +468,7 @@ FALSE = {
         {"grad_signal": 0.0, "grad_noise": 0.0, "success": 0.0},
     ],
     "worn_sample": [{"ess": 0.9}, {}],
+    "spent_filter": [{"sampled": lambda x: 1024.0 if x < 0.21 else 1536.0, "length": 5.0}, {}],
 }
 
 
@@ -523,6 +526,26 @@ def test_the_share_of_equal_prompts_is_that_of_groups_drawn():
             for i, r in enumerate(rewards)
         ]
         assert ("smallest G" in watch.silent_groups(rows, GROUP)) == larger
+
+
+def test_a_filter_that_finds_nothing_is_no_collapse():
+    """Its batches are empty, so their entropy is 0; where it finds something the policy's entropy is read."""
+    empty = {"sampled": 1536.0, "length": 0.0, "entropy": 0.0, "success": 0.0}
+    (warned,) = warnings_in(window(**empty), FILTER)
+    assert warned.text == (
+        "the filter draws all that it may, 1,536 completions, in 100% of steps, and finds no group of unequal rewards "
+        "in 100%: a batch is full by the last draw at best, and empty slots move nothing; take easier prompts (harder "
+        "ones where nearly all are solved), or a larger G (steps 1 to 100); see pgprog doctor empty-groups"
+    )
+    some = window(**empty | {"length": lambda x: 5.0 * (x >= 0.9), "entropy": lambda x: 0.1 * (x >= 0.9)})
+    assert [warned.kind for warned in warnings_in(some, FILTER)] == ["collapsed_entropy", "spent_filter"]
+    assert "no group of unequal rewards in 90%" in watch.spent_filter(some, FILTER)
+
+
+def test_what_a_filter_may_draw_is_a_fact_of_the_run():
+    assert facts_of(RunConfig(recipe="dapo")).most_sampled == 3 * 64 * 8
+    assert facts_of(RunConfig(recipe="dapo", set=("sampling.dynamic=1",))).most_sampled is None
+    assert watch.spent_filter(window(**TRUE["spent_filter"][1]), GROUP) is None
 
 
 def test_ratios_of_one_are_right_where_nothing_is_stale():
@@ -603,6 +626,7 @@ REAL = {
         "--prompts",
         "4",
     ],
+    "spent_filter": ["--recipe", "dapo", "--digits", "10", "--group-size", "2", "--lr", "1e-4", *FEW],
     "ratios_of_one": ["--algo", "ppo", "--lr", "1e-30", "--critic-lr", "1e-30", "--dtype", "float64", *FEW],
     "lagging_critic": [
         "--algo",

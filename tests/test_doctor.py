@@ -5,6 +5,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from rich.console import Console
 
 from mutants import ROOT
 from pgprog import doctor_command
@@ -12,7 +13,7 @@ from pgprog.cli import main
 from pgprog.doctor import baseline, critic, groups, live, noise, own_run, tokens, tour
 from pgprog.doctor.mode import Curve, Effort, Finding
 from pgprog.report.doctor_figures import draw
-from pgprog.report.doctor_tables import flat, legend
+from pgprog.report.doctor_tables import blocks, legend
 from pgprog.report.doctor_tables import said as in_words
 
 SMALL, TINY = Effort(seeds=3, scale=0.5), Effort(seeds=2, scale=0.05)
@@ -129,7 +130,30 @@ def test_names_of_exact_numbers_are_explained_and_rounding_is_0():
     row = {"relative_bias": 3e-16, "scale": 0.75, "rest": 1e-15, "trace": 0.04}
     assert [legend({"sick": {"none": row}}).count(f"{name} = ") for name in row] == [1, 1, 1, 1]
     assert legend({"sick": {"p": 0.5}}) == legend(None) == ""
-    assert flat({"a": row}) == [("a", "relative_bias 0, scale 0.75, rest 0, trace 0.04")]
+
+
+def test_numbers_of_the_same_names_are_a_table_where_it_fits(capsys):
+    row = {"relative_bias": 3e-16, "E[g]": 0.75}
+    numbers = {"steps": 160, "a": {"one": row, "two": row | {"E[g]": [1.0, 2.0]}}, "p": 0.5, "z": 1e-20, "lone": row}
+
+    def printed(width):
+        for block in blocks(numbers, width):
+            Console(width=width).print(block)
+        return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+    assert printed(60) == [
+        "steps 160",
+        "     relative_",
+        "a         bias    E[g]",
+        "one          0    0.75",
+        "two          0  [1, 2]",
+        "p 0.5; z 0",
+        "lone: relative_bias 0, E[g] 0.75",
+    ]
+    assert printed(20)[1] == "    relative_"  # a narrow gap
+    assert printed(19)[1:3] == ["a / one:", "relative_bias 0,"]  # broken where a reader of prose would break it
+    for width in (19, 20, 60):
+        assert "[1, 2]" in " ".join(printed(width))
 
 
 def test_the_checks_of_a_prompt_in_the_loss_name_what_they_test():

@@ -261,7 +261,7 @@ def test_tables_figures_and_json(tmp_path, capsys):
             assert (out / (name + suffix)).stat().st_size > 5000
     assert main(["exact", *SMALL, "--out", str(out)]) == 2
     assert "--overwrite to replace it" in capsys.readouterr().err
-    assert main(["exact", *SMALL, "--algos", "rloo", "--resamples", "0", "--out", str(out), "--overwrite"]) == 0
+    assert main(["exact", *SMALL[:-1], "0", "--algos", "rloo", "--out", str(out), "--overwrite"]) == 0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     assert main(["exact", *SMALL, "--out", str(tmp_path / "other"), "--overwrite"]) == 2

@@ -505,6 +505,7 @@ def test_the_largest_group_is_the_one_that_weights_know():
         (("--success-rate", "nan"), "--success-rate nan: it is no probability"),
         (("--success-rate", "1e-12"), "--success-rate 1e-12: no budget sees both rewards"),
         (("--success-rate",), "--success-rate"),
+        (("--recipes", "rloo", "grpo", "rloo"), "--recipes rloo grpo rloo names one twice: give each once"),
         (("--group-size", "1"), "--group-size 1 with rloo: one completion has no others"),
         (("--group-size", "0"), "--group-size 0 is out of range: give 2 to 1000"),
         (("--group-size", "1001"), "--group-size 1001 is out of range"),
@@ -555,6 +556,20 @@ def test_the_blocks_of_the_page_give_what_they_say():
     assert len(test.examples) > 5
     out: list[str] = []
     assert doctest.DocTestRunner().run(test, out=out.append).failed == 0, "".join(out)
+
+
+def test_what_is_assumed_is_one_list_after_the_tables_by_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = said(capsys, "--group-size", "8", "16", "--generation-share", "0.7").out
+    tables, listed = out.split("What is assumed, by number, and the flags that change it\n")
+    numbers = [int(line.split()[0]) for line in listed.splitlines() if line.strip()]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 30
+    lines = [line for line in tables.splitlines() if line.startswith("Assumes: ")]
+    assert len(lines) == 6 and lines[1].startswith(
+        "Assumes: informative, no signal: 12-14; informative per step: 12-15;"
+    )
+    named = {int(n) for line in lines for part in line.split(": ")[2:] for n in re.findall(r"\d+", part.split("; ")[0])}
+    assert named <= set(numbers) and max(named) == len(numbers)
 
 
 def test_the_tables_of_the_page_are_what_the_command_prints(capsys, monkeypatch):

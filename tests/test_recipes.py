@@ -45,6 +45,13 @@ def steps(config, seeds, count):
     return metrics, learner
 
 
+def test_a_library_that_samples_one_completion_where_groups_are_compared_is_noted():
+    ones = [recipe for recipe in RECIPES.values() if recipe.sampling.group and recipe.rollouts == 1]
+    assert {recipe.name.split(":")[0] for recipe in ones} == {"verl", "openrlhf", "slime"}
+    for recipe in ones:
+        assert "is 1 by default" in recipe.notes and recipe.notes.endswith("give 2 or more."), recipe.name
+
+
 @pytest.mark.parametrize("name", LADDER)
 def test_the_recipe_of_a_rung_is_the_rung_bit_for_bit(name):
     seeds = [0, 7]

@@ -189,6 +189,13 @@ BAD = {
     "no seeds": (["compare", "--seeds", "0"], r"--seeds 0 is too few"),
     "unknown contender": (["compare", "--algos", "grpo", "dpo"], r"unknown algorithm 'dpo'"),
     "twice": (["compare", "--algos", "grpo", "grpo"], r"names one twice"),
+    "a flag twice": (["train", "--seed", "1", "--lr", "1", "--seed", "2"], r"--seed is given twice: give it once"),
+    "a list twice": (["compare", "--algos", "grpo", "--algos", "rloo"], r"--algos is given twice: give it once"),
+    "twice, spelled two ways": (["train", "--group_size=4", "--group-size", "8"], r"--group-size is given twice"),
+    "a choice twice": (
+        ["train", "--recipe", "dapo", "--set", "constraint.clip_high=0.3", "--set=constraint.clip_high=0.4"],
+        r"--set constraint.clip_high is given twice",
+    ),
     "workers": (["compare", "--workers", "0"], r"--workers 0 is too few"),
     "budget": (["compare", "--equal-rollouts", "10"], r"--equal-rollouts 10 is less than one step"),
     "first seed": (["compare", "--first-seed", "-1"], r"--first-seed -1 is out of range"),
@@ -210,6 +217,13 @@ def test_bad_input_gets_one_line_and_exit_code_2(name, capsys, tmp_path, monkeyp
 
     assert re.search(message, captured.err), captured.err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_set_adds_up(capsys):
+    changes = ("constraint.clip_high=0.3", "constraint.clip_low=0.3", "advantage.eps=0.3")
+    command = ["recipes", "dapo", "--set", changes[0], f"--set={changes[1]}", "--set", changes[2], "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["changed"].keys() == {change.split("=")[0] for change in changes}
 
 
 def test_an_existing_run_is_overwritten_only_when_asked(tmp_path, capsys):

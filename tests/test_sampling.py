@@ -555,9 +555,11 @@ def test_what_does_not_count_does_not_inform():
     assert chosen.valid.tolist() == [[[False] * 3] * 2, [[True, False, True], [False] * 3], [[False] * 3] * 2]
 
 
-def test_no_attempt_is_refused():
-    with pytest.raises(ValueError, match="attempts 0 is too small"):
-        dynamic(make(TASKS[0]), ReplicaGenerator([0, 1, 2]), 4, 2, attempts=0)
+@pytest.mark.parametrize("name", ["prompts", "group_size", "attempts"])
+def test_a_batch_of_nothing_is_refused(name):
+    sizes = {"prompts": 4, "group_size": 2, "attempts": 3} | {name: 0}
+    with pytest.raises(ValueError, match=f"{name} 0 is too small: give 1 or more"):
+        dynamic(make(TASKS[0]), ReplicaGenerator([0, 1, 2]), **sizes)
 
 
 def test_share_of_informative_groups():

@@ -68,6 +68,7 @@ def parse(arguments: list[str]) -> Any:
     if arguments == ["--version"]:
         print(f"pgprog {version('pgprog')}")
         sys.exit(0)
+    refuse_twice(arguments)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -82,6 +83,19 @@ def parse(arguments: list[str]) -> Any:
         raise UsageError(
             f"{' '.join(message).rstrip('.')}; see {' '.join(filter(None, ('pgprog', command, '--help')))}"
         ) from None
+
+
+def refuse_twice(arguments: list[str]) -> None:
+    """Raise UsageError for a flag given twice, of which the last would win in silence; the choices of --set add up."""
+    given: set[str] = set()
+    for word, behind in zip(arguments, [*arguments, ""][1:], strict=True):
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if flag == "--set":
+            flag = f"--set {(value if equals else behind).partition('=')[0]}"
+        if flag.startswith("--") and flag in given:
+            raise UsageError(f"{flag} is given twice: give it once, with all that belongs to it")
+        given.add(flag)
 
 
 def _parse(arguments: list[str]) -> Any:

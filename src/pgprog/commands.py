@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pgprog.arguments import Compare, Grid, Sample, Train
-from pgprog.errors import UsageError, choose, said
+from pgprog.errors import UsageError, choose
 from pgprog.experiment import compare as comparison
 from pgprog.experiment import rundir
 from pgprog.experiment.config import (
@@ -81,7 +81,7 @@ def train(args: Train) -> int:
             nonlocal behind
             if behind:  # what was said before the run was stopped is not said again
                 behind = False
-                for row in rows_so_far(directory):
+                for row in rundir.rows_so_far(directory):
                     watch.see(row)
             for warned in watch.see({"step": step, **values_of(metrics)[0]}):
                 say(bars.console, f"Warning, step {warned.step}: {warned.text}.")
@@ -98,7 +98,7 @@ def train(args: Train) -> int:
             exact_critic=args.exact_critic,
         )
         bars.update(bar, completed=result.steps)
-        warnings = warnings_in(rows_so_far(directory), facts_of(config))
+        warnings = warnings_in(rundir.rows_so_far(directory), facts_of(config))
         summary = content | {
             "interrupted": result.steps < config.steps,
             "result": dataclasses.asdict(result),
@@ -230,15 +230,6 @@ def sample(args: Sample) -> int:
         table.add_row(" ".join(map(str, entry["completion"])), str(entry["sum"]), f"{entry['reward']:g}", style=style)
     Console().print(table)
     return 0
-
-
-def rows_so_far(directory: Path) -> list[dict[str, Any]]:
-    """The metrics that a run has written; none where it has not made a step."""
-    path = directory / rundir.METRICS
-    try:
-        return rundir.read_rows(path) if path.exists() else []
-    except ValueError as error:
-        raise UsageError(f"{path} is no file of metrics ({said(error)}): the file is damaged") from error
 
 
 def import_for_reports(figures: str = "pgprog.report.figures") -> None:

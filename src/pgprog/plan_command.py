@@ -157,7 +157,9 @@ def check(args: Plan) -> list[Recipe]:
     """The recipes that are named; raises UsageError for what is impossible, with the reason."""
     if not args.recipes:
         raise UsageError("--recipes without a name: give one or more, as in --recipes rloo grpo")
-    recipes = [find(name) for name in dict.fromkeys(args.recipes)]
+    recipes = [find(name) for name in args.recipes]
+    if len(set(args.recipes)) < len(recipes):
+        raise UsageError(f"--recipes {' '.join(args.recipes)} names one twice: give each once")
     for name, (low, high, what) in RANGES.items():
         value = getattr(args, name)
         if value is not None and not low <= value <= high:

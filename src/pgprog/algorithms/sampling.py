@@ -144,10 +144,12 @@ def dynamic(
     Paper: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 11. Parity: verl ``algorithm.filter_groups``, which keeps
     groups whose metric has a std other than 0.
     Edge: one completion per prompt, or equal rewards everywhere: nothing is valid.
-    Raises: ValueError for fewer than one attempt.
+    Raises: ValueError for fewer than one prompt, completion or attempt.
     """
-    if attempts < 1:
-        raise ValueError(f"attempts {attempts} is too small: give 1 or more batches to draw")
+    sizes = {"prompts": prompts, "group_size": group_size, "attempts": attempts}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} {size} is too small: give 1 or more")
     with torch.no_grad():
         batch = draw(policy, generator, prompts, group_size)
         found = informative(batch)

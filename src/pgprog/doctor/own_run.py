@@ -40,6 +40,7 @@ def wanted(config: RunConfig) -> tuple[str, ...]:
     names += ["frac_reward_zero_std"] if config.completions > 1 else []
     names += ["explained_variance"] if recipe.critic != "none" else []
     names += ["token_ratio_q99", "ess"] if recipe.gradient_steps > 1 or recipe.sampling.age > 0 else []
+    names += ["sampled"] if recipe.sampling.dynamic > 1 else []
     return tuple(names)
 
 

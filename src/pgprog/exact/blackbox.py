@@ -180,26 +180,27 @@ def first_gradient(
         clone, more = scripted(policy), dict(options)
         if group_size > 1:
             more["group_size"] = group_size
-        held = list(clone.parameters())
         if critic is not None:
             more["critic"] = replicated(critic, replica, B)
-            held += list(more["critic"].parameters())
         if reference is not None:
             more["reference"] = replicated(reference, replica, B)
         if old is not None:
             more["past"] = Past(scripted(old), age=1)
-        train_step(
-            clone,
-            Still(held),
-            ReplicaGenerator([0]),  # of which nothing is drawn
-            prompts=len(targets),
-            entropy_coef=0.0,
-            max_grad_norm=float("inf"),
-            **more,
-        )
-        return -torch.cat([p.grad.flatten(1) for p in clone.parameters() if p.grad is not None], dim=1)
+        generator = ReplicaGenerator([0])  # of which nothing is drawn
+        return gradient_of_step(train_step, clone, generator, prompts=len(targets), **more)
 
     return estimator
+
+
+def gradient_of_step(
+    train_step: Callable[..., Metrics], policy: Policy, generator: ReplicaGenerator, **options: Any
+) -> Float[Tensor, "K D"]:
+    """Each replica's gradient of J (not of the loss) in a train step that moves nothing: no entropy term, no bound."""
+    critic = options.get("critic")
+    held = [*policy.parameters(), *(() if critic is None else critic.parameters())]
+    plain = {"entropy_coef": 0.0, "max_grad_norm": float("inf")}
+    train_step(policy, Still(held), generator, **(options | plain))
+    return -torch.cat([p.grad.flatten(1) for p in policy.parameters() if p.grad is not None], dim=1)
 
 
 def replicated(module: AnyModule, replica: int, copies: int) -> AnyModule:

@@ -12,6 +12,7 @@ its moments are found, and each row says which:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,12 @@ from pgprog.algorithms import actor_critic, grpo, ppo, reinforce, rloo
 from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.algorithms.update import Advantage, update
 from pgprog.errors import UsageError
-from pgprog.exact.blackbox import replicated
+from pgprog.exact.blackbox import gradient_of_step, replicated
 from pgprog.exact.moments import EstimatorMoments, group_moments, pooled, random_prompts, sampled_rewards
 from pgprog.exact.scores import ScoreMoments
 from pgprog.exact.weight import GroupAdvantage, effective_weight, group_advantage, implied_objective
 from pgprog.foreign import call_on_rewards
 from pgprog.noise import ReplicaGenerator
-from pgprog.optimizer import Still
 from pgprog.policy import Critic, Policy, Rollout
 
 RESAMPLES_AT_ONCE = 100
@@ -286,27 +286,17 @@ def gradients_of(
     estimator: Estimator, policy: Policy, critic: Critic | None, rollouts: int, seeds: range
 ) -> Float[Tensor, "R D"]:
     """The gradient (of J, not of the loss) of each resample, drawn as ``pgprog compare`` draws it."""
-    copies = replicated(policy, 0, len(seeds))
-    options: dict[str, Any] = {
-        "prompts": max(1, rollouts // estimator.group_size),
-        "entropy_coef": 0.0,
-        "max_grad_norm": float("inf"),
-    }
-    held = list(copies.parameters())
+    options: dict[str, Any] = {"prompts": max(1, rollouts // estimator.group_size)}
+    if estimator.group_size > 1:
+        options["group_size"] = estimator.group_size
     if estimator.critic:
         assert critic is not None
         options["critic"] = replicated(critic, 0, len(seeds))
-        held += list(options["critic"].parameters())
     if estimator.name == "ppo":
         options["epochs"] = 1  # where every ratio is 1
-    still, generator = Still(held), ReplicaGenerator(seeds, "resample")
-    if estimator.name in TRAIN_STEPS:
-        if estimator.group_size > 1:
-            options["group_size"] = estimator.group_size
-        TRAIN_STEPS[estimator.name](copies, still, generator, **options)
-    else:
-        update(copies, still, generator, estimator.advantage, group_size=estimator.group_size, **options)
-    return -torch.cat([p.grad.flatten(1) for p in copies.parameters() if p.grad is not None], dim=1).double()
+    step = TRAIN_STEPS.get(estimator.name) or partial(update, advantage=estimator.advantage)
+    copies, generator = replicated(policy, 0, len(seeds)), ReplicaGenerator(seeds, "resample")
+    return gradient_of_step(step, copies, generator, **options).double()
 
 
 @dataclass(frozen=True)

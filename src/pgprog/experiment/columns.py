@@ -58,8 +58,8 @@ def rows_with(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
         rows = rundir.read_rows(path)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist: give the directory of a run that has made a step") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({said(error)}): it is no file of metrics, or is damaged") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({said(error)}): give a file that can") from error
     names = tuple(names)
     for name in names:
         if not any(isinstance(row, dict) and name in row for row in rows):

@@ -167,8 +167,7 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
 def read(job: Job, outcome: Outcome) -> None:
     """Note the metrics that a run has written, none where it has not begun, and what they warn of."""
     assert job.directory is not None
-    path = job.directory / rundir.METRICS
-    outcome.rows[job.name] = rundir.read_rows(path) if path.exists() else []
+    outcome.rows[job.name] = rundir.rows_so_far(job.directory)
     outcome.warnings[job.name] = warnings_of(job, outcome.rows[job.name])
 
 

@@ -3,16 +3,15 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pgprog.algorithms.recipes import at_first_gradient
+from pgprog.exact.blackbox import gradient_of_step
 from pgprog.experiment.config import RunConfig
 from pgprog.experiment.learner import make_learner
 from pgprog.experiment.loop import step_options, train_step_of
 from pgprog.noise import ReplicaGenerator
-from pgprog.optimizer import Still
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,13 @@ def prompts_for(config: RunConfig, rollouts: int) -> int:
 def gradients(config: RunConfig, resamples: int, rollouts: int, policy_seed: int) -> Float[Tensor, "resamples N"]:
     """The policy's gradient (of J, not of the loss) in each resample, in float64."""
     learner = make_learner(config, [policy_seed] * resamples)
-    parameters = list(learner.policy.parameters())
-    options = step_options(config, learner) | {
-        "prompts": prompts_for(config, rollouts),
-        "entropy_coef": 0.0,
-        "max_grad_norm": float("inf"),
-    }
+    options = step_options(config, learner) | {"prompts": prompts_for(config, rollouts)}
     if config.recipe is not None:
         options["recipe"] = at_first_gradient(config.choices)
     elif config.algo == "ppo":
         options["epochs"] = 1  # where every ratio is 1
-    still = Still([*parameters, *(learner.critic.parameters() if learner.critic else ())])
-    train_step_of(config)(learner.policy, still, ReplicaGenerator(range(resamples), "resample"), **options)
-    return -torch.cat([p.grad.flatten(1) for p in parameters if p.grad is not None], dim=1).double()
+    generator = ReplicaGenerator(range(resamples), "resample")
+    return gradient_of_step(train_step_of(config), learner.policy, generator, **options).double()
 
 
 def ratio_of_single_successes(group_size: int) -> float:

@@ -113,14 +113,17 @@ def restore(directory: Path, config: RunConfig, seeds: Sequence[int], learner: L
     """Put a fresh learner where the run's checkpoint left it; None where there is no checkpoint.
 
     Raises:
-        UsageError: a checkpoint that is damaged, or of another run or version.
+        UsageError: a checkpoint that is damaged, or of another run or version; with the cure.
     """
     path = directory / rundir.CHECKPOINT
     if not path.exists():
         return None
-    tensors, metadata = load_checked(directory, config, seeds)
-    fill(named_tensors(learner), tensors, path)
-    return progress_in(metadata, config, seeds, path)
+    try:
+        tensors, metadata = load_checked(directory, config, seeds)
+        fill(named_tensors(learner), tensors, path)
+        return progress_in(metadata, config, seeds, path)
+    except UsageError as error:
+        raise UsageError(f"{error}; {rundir.cure(path)}") from error
 
 
 def progress_in(metadata: dict[str, str], config: RunConfig, seeds: Sequence[int], path: Path) -> Progress:

@@ -112,6 +112,26 @@ def refuse_occupied(directory: Path, overwrite: bool) -> None:
         raise UsageError(f"--overwrite: {config} is missing or no run's, {directory} stays: give another --out")
 
 
+def cure(path: Path) -> str:
+    """What to do about a damaged file of a run: of a comparison's or a grid's only its own run is trained again."""
+    run = path.parent
+    whole = run.parent.parent
+    if path.name == RESULT:
+        return "remove it, and --resume evaluates again"
+    if run.parent.name == "runs" and _is_ours(whole / CONFIG):
+        if path.name == CONFIG:
+            return f"--resume {whole} writes it again"
+        return f"remove the folder {run}, and --resume {whole} trains that run again, and no other"
+    return "it cannot be gone on with: train again, with another --out"
+
+
+def _is_ours(config: Path) -> bool:
+    try:
+        return "pgprog" in str(_environment_in(config))
+    except UsageError:
+        return False
+
+
 def _environment_in(config: Path) -> Any:
     content = read_json(config)
     return content.get("environment") if isinstance(content, dict) else None
@@ -173,7 +193,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist: give the directory of a run") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read ({said(error)}): it is no file of a run, or is damaged") from error
+        raise UsageError(
+            f"{path} cannot be read ({said(error)}): it is no file of a run, or is damaged; {cure(path)}"
+        ) from error
 
 
 class RowWriter:
@@ -229,7 +251,7 @@ def cut_rows(path: Path, last_step: int) -> None:
                     raise ValueError("step is no integer")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UsageError(
-                    f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged"
+                    f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged; {cure(path)}"
                 ) from error
             if step > last_step:
                 break
@@ -248,9 +270,18 @@ def refuse_lost_rows(path: Path, reached: int, last_step: int) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a metrics file."""
-    with open(path) as file:
-        return [json.loads(line) for line in file]
+    """Read the rows of a metrics file; raise UsageError where it is damaged."""
+    try:
+        with open(path) as file:
+            return [json.loads(line) for line in file]
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no file of metrics ({said(error)}), or is damaged; {cure(path)}") from error
+
+
+def rows_so_far(directory: Path) -> list[dict[str, Any]]:
+    """The metrics that a run has written; none where it has not made a step."""
+    path = directory / METRICS
+    return read_rows(path) if path.exists() else []
 
 
 def save_checkpoint(directory: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

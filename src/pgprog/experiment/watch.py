@@ -31,6 +31,7 @@ GROWTH = 1.1  # from the first half of a window to its second
 FAINT = 0.05  # |E g|^2 / tr Cov(g): 95 parts of 100 of a step's squared length are then noise
 FEW_READINGS = 8  # of signal to noise: one reading is off by some 0.2, the mean of eight by less than 0.1
 WORN = 0.3  # of the sample that is left when it is weighted
+SPENT = 0.8  # share of steps at which a filter draws all that it may; a run that begins so and learns is under it
 DECIDED = "prompts are decided or unequal and a larger G will not help"
 
 
@@ -44,6 +45,8 @@ class Facts:
     """Ratios must leave 1: several steps on a batch, or data of an older policy."""
     steps: int = 2 * WINDOW
     """How long the run is meant to be."""
+    most_sampled: int | None = None
+    """Completions that a filter may draw for a batch, where there is one."""
 
     @property
     def first_look(self) -> int:
@@ -54,7 +57,9 @@ class Facts:
 def facts_of(config: RunConfig) -> Facts:
     """The facts of a run."""
     recipe = config.choices
-    return Facts(config.completions, recipe.gradient_steps > 1 or recipe.sampling.age > 0, config.steps)
+    stale = recipe.gradient_steps > 1 or recipe.sampling.age > 0
+    most = config.most_rollouts_per_step if recipe.sampling.dynamic > 1 else None
+    return Facts(config.completions, stale, config.steps, most)
 
 
 def column(rows: Rows, name: str) -> list[float]:
@@ -97,7 +102,7 @@ def silent_groups(rows: Rows, facts: Facts) -> str | None:
 
 def collapsed_entropy(rows: Rows, facts: Facts) -> str | None:
     """A policy that has stopped to choose before it has learned: what is never sampled is never rewarded."""
-    recent = rows[len(rows) // 2 :]
+    recent = [row for row in rows[len(rows) // 2 :] if row.get("length") != 0]  # 0 where a filter has kept nothing
     H, p = mean(column(recent, "entropy")), mean(column(recent, "success"))
     if not (math.exp(H) <= COLLAPSED and p < SOLVED):
         return None
@@ -192,6 +197,19 @@ def worn_sample(rows: Rows, facts: Facts) -> str | None:
     )
 
 
+def spent_filter(rows: Rows, facts: Facts) -> str | None:
+    """Dynamic sampling draws all that it may: what it keeps is full at best by the last draw, or empty (length 0)."""
+    drawn, kept = column(rows, "sampled"), column(rows, "length")
+    spent, nothing = mean([float(n == facts.most_sampled) for n in drawn]), mean([float(x == 0) for x in kept])
+    if not spent >= SPENT:
+        return None
+    return (
+        f"the filter draws all that it may, {facts.most_sampled:,} completions, in {percent(spent)} of steps, and "
+        f"finds no group of unequal rewards in {percent(nothing)}: a batch is full by the last draw at best, and empty "
+        "slots move nothing; take easier prompts (harder ones where nearly all are solved), or a larger G"
+    )
+
+
 CHECKS: dict[str, Callable[[Rows, Facts], str | None]] = {
     "silent_groups": silent_groups,
     "collapsed_entropy": collapsed_entropy,
@@ -202,6 +220,7 @@ CHECKS: dict[str, Callable[[Rows, Facts], str | None]] = {
     "growing_wrong_answers": growing_wrong_answers,
     "faint_gradient": faint_gradient,
     "worn_sample": worn_sample,
+    "spent_filter": spent_filter,
 }
 
 
@@ -215,6 +234,7 @@ SEE = {
     "growing_wrong_answers": "length-bias",
     "faint_gradient": "variance-for-bias",
     "worn_sample": "stale sampler-mismatch",
+    "spent_filter": "empty-groups",
 }
 """The modes of ``pgprog doctor`` that show it."""
 OVER_ALL = (faint_gradient, growing_wrong_answers)

@@ -1,4 +1,4 @@
-"""Tables of ``pgprog plan``, for the terminal; below each, what its figures assume. Free of torch."""
+"""Tables of ``pgprog plan``, for the terminal; below all, what their figures assume. Free of torch."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def print_plan(console: Console, found: Mapping[str, Any]) -> None:
-    """The recommendations; then every table that has rows, with its notes."""
+    """The recommendations; then every table that has rows; then, in one list, what the tables assume."""
     for said in found["recommendations"]:
         p = said["success_rate"]
         console.print("Recommendation" + ("" if p is None else f" at success {p:g}"), style="bold", highlight=False)
@@ -84,16 +84,19 @@ def print_plan(console: Console, found: Mapping[str, Any]) -> None:
         ]
         for title, columns in TITLES.items():
             print_table(console, f"{title}, at success {p:g}", rows, columns, notes, marks)
+    console.print("What is assumed, by number, and the flags that change it", style="bold", highlight=False)
+    for text, i in notes.items():
+        say(console, f"{i:>3}  {text}", "     ")
 
 
 def print_table(
     console: Console, title: str, rows: Rows, columns: Mapping[str, str], notes: dict[str, int], marks: dict[str, str]
 ) -> None:
-    """A row per recipe or group, a column per figure that any row has; below, by number, what each column assumes.
+    """A row per recipe or group, a column per figure that any row has; below, what each column assumes, by number.
 
     Args:
-        notes: assumptions by number, in which those of this table that are new are put and printed in full.
-        marks: remarks by their text, in the same way.
+        notes: assumptions by number, in which those of this table that are new are put.
+        marks: remarks by their text, in the same way; a new one is printed in full.
     """
     shown = {name: head for name, head in columns.items() if any(name in row["figures"] for row in rows)}
     if not shown:
@@ -124,14 +127,12 @@ def print_table(
     for text, mark in marks.items():
         if text in met:
             say(console, f"{mark} as above." if text in before else f"{mark} {text}.", "  ")
-    known, used = len(notes), []
+    used: dict[str, list[str]] = {}
     for name, head in shown.items():
         assumed = [text for row in rows if name in row["figures"] for text in row["figures"][name]["assumptions"]]
         numbers = sorted({notes.setdefault(text, len(notes) + 1) for text in assumed})
-        used.append(f"{head} {ranges(numbers)}")
-    say(console, "Assumes: " + "; ".join(used) + ".")
-    for text, i in list(notes.items())[known:]:
-        say(console, f"{i:>3}  {text}", "     ")
+        used.setdefault(ranges(numbers), []).append(head)
+    say(console, "Assumes: " + "; ".join(f"{', '.join(heads)}: {which}" for which, heads in used.items()) + ".")
     console.print()
 
 

@@ -1,6 +1,7 @@
 """Tables of ``pgprog recipes``, for the terminal; and, in one place, what each choice means. Free of torch."""
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -56,31 +57,47 @@ NOTHING = 1e-12  # relative change that is rounding
 
 
 def print_list(console: Console, groups: Mapping[str, Sequence[Recipe]]) -> None:
-    """Two tables, a row per recipe in each: the axes of what is computed; and the data, its cost and its source."""
-    axes = _table("What is computed", "recipe", "advantage", "constraint", "KL", "aggregation")
-    cost = _table("From which data, at what cost", "recipe", "sampling", "models", "passes", "source, arXiv")
+    """Two tables, a row per recipe in each: the axes of what is computed; and the data, the models and the source."""
+    axes = _table("What is computed", "recipe", "advantage", "constraint, KL", "aggregation")
+    data = _table("From which data", "recipe", "sampling", "extra models", "source, arXiv")
     for group, recipes in groups.items():
-        for table in (axes, cost):
+        for table in (axes, data):
             table.add_row(f"[bold]{group}[/bold]")
         for recipe in recipes:
             words = described(recipe)
             name = recipe.name if console.width >= WIDE else _broken(recipe.name)
-            computed = (words["advantage"], words["constraint"], words["kl"], recipe.aggregation.denominator)
-            data = words["sampling"].replace("G per prompt", f"G = {recipe.rollouts}")
-            models, passes = (", ".join(them) or "-" for them in (recipe.extra_models, recipe.extra_passes))
-            axes.add_row(*map(escape, (name, *computed)))
-            source = recipe.paper.replace("arXiv:", "")
-            cost.add_row(*map(escape, (name, data, models, passes, source)))
-        for table in (axes, cost):
+            axes.add_row(*map(escape, (name, words["advantage"], _bounds(recipe), recipe.aggregation.denominator)))
+            sampling = words["sampling"].replace("G per prompt", f"G = {recipe.rollouts}")
+            data.add_row(*map(escape, (name, sampling, ", ".join(recipe.extra_models) or "-", _source(recipe))))
+        for table in (axes, data):
             table.add_section()
-    axes.columns[-1].no_wrap = True
-    for column, width in zip(cost.columns[1:4], (13, 9, 12), strict=True):  # which leaves room for an arXiv id
-        column.max_width = width
-    for table in (axes, cost):
+    axes.columns[-1].no_wrap = data.columns[1].no_wrap = True
+    if console.width < WIDE:  # what most rows have stays on one line
+        axes.columns[2].max_width, data.columns[2].max_width = 17, 9
+    for table in (axes, data):
+        table.padding = (0, 0, 0, 1)
         table.columns[0].no_wrap = True
         console.print(table)
+    say(console, "A ratio is of a token where no sequence is named.")
     say(console, "G is the paper's, or the library's default; runs take --group-size (default 8).")
-    say(console, "One in full: pgprog recipes grpo. Two compared: pgprog recipes diff trl:grpo verl:grpo")
+    say(console, "One in full, with its equation, bias, passes and notes: pgprog recipes grpo")
+    say(console, "Two compared: pgprog recipes diff trl:grpo verl:grpo")
+
+
+def _bounds(recipe: Recipe) -> str:
+    """The constraint and the KL in fewer words than ``described`` has."""
+    kl, said = recipe.kl, []
+    if recipe.constraint.kind != "none":
+        said.append(described(recipe)["constraint"].replace(", token", ""))
+    if kl.place != "none":
+        said.append(f"KL {kl.coef:g} {kl.estimator}, " + ("loss" if kl.place == "loss" else f"{kl.level} reward"))
+    return "; ".join(said) or "none"
+
+
+def _source(recipe: Recipe) -> str:
+    """The paper or the library's version, without equations and settings: up to the first comma after a number."""
+    found = re.match(r"\D*\d[^,;]*", recipe.paper.replace("arXiv:", ""))
+    return found.group() if found else recipe.paper
 
 
 def _broken(name: str) -> str:
