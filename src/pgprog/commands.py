@@ -74,7 +74,7 @@ def train(args: Train) -> int:
             rundir.write_json(directory / rundir.CONFIG, content)
         came = stack.enter_context(stop_on_interrupt())
         bars = stack.enter_context(progress_bars(console))
-        bar = bars.add_task(TITLES[config.name], total=config.steps, success="")
+        bar = bars.add_task(config.title, total=config.steps, success="")
         watch, behind = Watch(facts_of(config)), resume
 
         def on_step(step: int, metrics: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def train(args: Train) -> int:
         print(json.dumps(summary))
         return exit_code(came)
     done = f"{result.steps} steps" if result.steps == config.steps else f"{result.steps} of {config.steps} steps"
-    say(console, f"{TITLES[config.name]}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
+    say(console, f"{config.title}, seed {seed}: success {result.success[0]:.3f} over all targets after {done}")
     say(console, f"{result.rollouts:,} rollouts, {result.tokens[0]:,} tokens, {result.wall_seconds:.1f} s")
     for warned in warnings:
         say(console, f"Warning, seen at step {warned.step}: {warned.text}.")
@@ -222,7 +222,7 @@ def sample(args: Sample) -> int:
     if args.json:
         print(json.dumps({"run": str(directory), "seed": seed, "target": args.target, "completions": rows}))
         return 0
-    table = Table(title=f"{TITLES[config.name]}, seed {seed}, target {args.target}")
+    table = Table(title=f"{config.title}, seed {seed}, target {args.target}")
     for column in ("completion", "sum", "reward"):
         table.add_column(column, justify="right")
     for entry in rows:
@@ -258,6 +258,9 @@ def resumed(args: Train | Compare | Grid, kind: type[T]) -> tuple[T, dict[str, A
         raise UsageError(f"--resume takes its settings from {args.resume}: leave out {', '.join(extra)}")
     path = args.resume / rundir.CONFIG
     content = rundir.read_json(path)
+    if kind is RunConfig and (args.resume / "runs").is_dir():
+        made = str(content.get("command") if isinstance(content, dict) else None)[:200]
+        raise UsageError(f"{args.resume} holds many runs: go on with the command that made it, {made}")
     return from_json(kind, content, path), content
 
 

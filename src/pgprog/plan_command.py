@@ -229,14 +229,19 @@ def sizes_of(recipe: Recipe, args: Plan) -> tuple[int, ...]:
 
 def having(args: Plan, *names: str) -> str:
     """Flags with their values, as they would be typed."""
-    return ", ".join(f"{flag(name)} {words(getattr(args, name))}" for name in names)
+    return ", ".join(having_one(flag(name), getattr(args, name)) for name in names)
+
+
+def having_one(flag: str, value: Any) -> str:
+    """A flag and its value; one without a value is there or not."""
+    if isinstance(value, bool):
+        return flag if value else f"{flag} not given"
+    return f"{flag} {words(value)}"
 
 
 def words(value: Any) -> str:
     """A flag's value as it is typed."""
     match value:
-        case bool():
-            return "on" if value else "off"
         case tuple():
             return " ".join(map(words, value))
         case float():

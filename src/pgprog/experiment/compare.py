@@ -13,7 +13,7 @@ import numpy as np
 from pgprog.algorithms.recipes import RECIPES, advantage_words
 from pgprog.errors import UsageError
 from pgprog.experiment import rundir
-from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, CompareConfig, RunConfig, seeds_of
+from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, TITLES, CompareConfig, RunConfig, seeds_of
 from pgprog.experiment.executor import Job, Measurement, Progress, run_jobs
 from pgprog.experiment.gradients import GradientNoise, ratio_of_single_successes
 from pgprog.experiment.loop import EVALUATION_COMPLETIONS, Result
@@ -96,12 +96,15 @@ def compare(
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
             elif result.steps > 0:  # a signal may reach a run before its first step
-                (outcome.equal if done.name.endswith(EQUAL) else outcome.main)[done.config.name] = result
+                if not done.name.endswith(EQUAL):
+                    outcome.main[done.name] = result
+                elif result.steps == done.config.steps:  # part of a run compares with nothing
+                    outcome.equal[done.config.name] = result
                 read(done, outcome)  # now, while others train
     except KeyboardInterrupt:
         outcome.interrupted = True
     for job in main:
-        if job.config.steps * job.config.most_rollouts_per_step == budget and job.name in outcome.main:
+        if job.config.steps * job.config.most_rollouts_per_step == budget and complete(config, outcome, job.name):
             outcome.equal.setdefault(job.name, outcome.main[job.name])
     for job in (*main, *equal):
         if job.name not in outcome.rows:
@@ -130,10 +133,19 @@ def summarise(config: CompareConfig, outcome: Outcome, budget: int) -> dict[str,
         "evaluation": {"completions_per_target": EVALUATION_COMPLETIONS},
         "equal_rollouts": budget,
         "algorithms": {algo: algorithm_summary(config, outcome, algo) for algo in reached},
-        "paired_differences": [paired(a, b, outcome) for a, b in pairwise(reached)],
+        "paired_differences": [
+            paired(a, b, outcome)
+            for a, b in pairwise(reached)
+            if complete(config, outcome, a) and complete(config, outcome, b)
+        ],
         "gradient_noise": {algo: outcome.noise[algo].as_dict() for algo in measured},
-        "notes": notes(config, outcome),
+        "notes": notes(config, outcome, budget),
     }
+
+
+def complete(config: CompareConfig, outcome: Outcome, algo: str) -> bool:
+    """Whether an algorithm has made all of its steps."""
+    return algo in outcome.main and outcome.main[algo].steps == config.steps_of(algo)
 
 
 def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dict[str, Any]:
@@ -187,9 +199,15 @@ def paired(a: str, b: str, outcome: Outcome) -> dict[str, Any]:
     return {"from": a, "to": b, "difference": bootstrap_mean(differences).as_dict(differences)}
 
 
-def notes(config: CompareConfig, outcome: Outcome) -> list[str]:
+def notes(config: CompareConfig, outcome: Outcome, budget: int) -> list[str]:
     """What a reader must know before he believes the numbers."""
     said = [note_on_intervals(config.seeds)]
+    for algo, result in outcome.equal.items():
+        if (drawn := result.rollouts / budget) < 0.95:
+            said.append(
+                f"{TITLES[algo]} spent {drawn:.0%} of the equal rollouts: its steps are planned for the most that its "
+                "filter may draw, and it drew less."
+            )
     if {"rloo", "grpo"} <= outcome.noise.keys():
         G, ratio = config.group_size, outcome.noise["grpo"].mean_norm / max(outcome.noise["rloo"].mean_norm, 1e-300)
         said.append(

@@ -101,6 +101,11 @@ class RunConfig(Settings, Which):
         return self.recipe or self.algo
 
     @property
+    def title(self) -> str:
+        """As it is shown; a user's advantage makes it another algorithm."""
+        return f"{self.advantage} in {TITLES[self.name]}" if self.advantage else TITLES[self.name]
+
+    @property
     def choices(self) -> Recipe:
         """The point of the design space that is trained; raises UsageError where there is none."""
         if self.recipe is not None:

@@ -50,7 +50,9 @@ def _rule(columns: tuple[str, ...]) -> tuple[str, ...]:
 def comparison(summary: dict[str, Any]) -> list[Rows]:
     """Every table of a comparison."""
     tables = [scores(summary), seeds(summary), equal(summary), differences(summary)]
-    return [*tables, noise(summary)] if summary["gradient_noise"] else tables
+    if summary["gradient_noise"]:
+        tables.append(noise(summary))
+    return [table for table in tables if table.rows]
 
 
 def remarks(summary: dict[str, Any]) -> list[str]:
@@ -65,7 +67,10 @@ def remarks(summary: dict[str, Any]) -> list[str]:
             where = f"{warned['seeds']} of {warned['of']} seeds, first seen at step {warned['step']}"
             lines.append(f"Warning, {entry['title']} ({where}): {warned['text']}.")
     if summary["interrupted"]:
-        lines.append("Interrupted: what was reached is shown and saved; the rest is missing.")
+        lines.append(
+            "Interrupted: what was reached is shown and saved. Differences, and success at equal rollouts, are of "
+            "complete runs alone."
+        )
     return [*lines, *summary["notes"]]
 
 
