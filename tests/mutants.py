@@ -1044,6 +1044,20 @@ MUTANTS = [
         "test_damage.py",
     ),
     Mutant(
+        "a directory where no run has begun is occupied",
+        "experiment/rundir.py",
+        '(LOCK, CONFIG + ".partial")',
+        "(LOCK,)",
+        "test_damage.py",
+    ),
+    Mutant(
+        "differences of runs that were stopped",
+        "experiment/compare.py",
+        "if complete(config, outcome, a) and complete(config, outcome, b)",
+        "",
+        "test_compare.py",
+    ),
+    Mutant(
         "report: a foreign file is removed",
         "experiment/rundir.py",
         "if path.is_symlink() or not",

@@ -201,9 +201,11 @@ def test_a_signal_to_all_processes_ends_compare_with_what_was_reached(stop, code
     assert summary["interrupted"] is True
     assert "Interrupted" in printed
     assert list(summary["gradient_noise"]) == ["grpo", "reinforce", "ppo"]
+    assert summary["paired_differences"] == [], "part of a run compares with nothing"
     for algo in ("reinforce", "ppo"):
         entry = summary["algorithms"][algo]
         assert 0 < entry["steps"] < entry["steps_planned"] == 100_000
+        assert entry["at_equal_rollouts"] is None
         assert len(rundir.read_rows(out / "runs" / algo / rundir.METRICS)) == 2 * entry["steps"]
 
 

@@ -151,6 +151,22 @@ def test_metrics_that_end_before_their_checkpoint_are_refused_and_kept(kept, ste
     assert [row["step"] for row in rundir.read_rows(path)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_train_does_not_go_on_with_a_comparison(tmp_path, capsys):
+    out = tmp_path / "compare"
+    (out / "runs").mkdir(parents=True)
+    rundir.write_json(out / rundir.CONFIG, {"command": "pgprog compare --seeds 2"})
+    assert main(["train", "--resume", str(out)]) == 2
+    assert "holds many runs: go on with the command that made it, pgprog compare --seeds 2" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_before_its_first_file_was_whole_is_in_nobodys_way(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / (rundir.CONFIG + ".partial")).write_text('{"command": "pgp')
+    assert train(out) == 0
+    assert not list(out.glob("*.partial"))
+
+
 def test_metrics_that_are_gone_are_missed(tmp_path, capsys):
     out = tmp_path / "run"
     assert train(out) == 0

@@ -96,7 +96,8 @@ def lock(directory: Path, wait: float = 0.0) -> Iterator[None]:
 
 def refuse_occupied(directory: Path, overwrite: bool) -> None:
     """Raise UsageError where files are in the way that are not to be replaced, or are not a run's."""
-    if not directory.is_dir() or all(path.name == LOCK for path in directory.iterdir()):
+    never_begun = (LOCK, CONFIG + ".partial")  # what a kill before the first file was whole leaves
+    if not directory.is_dir() or all(path.name in never_begun for path in directory.iterdir()):
         return
     if not overwrite:
         raise UsageError(
