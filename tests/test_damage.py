@@ -167,6 +167,14 @@ def test_a_run_that_was_killed_before_its_first_file_was_whole_is_in_nobodys_way
     assert not list(out.glob("*.partial"))
 
 
+def test_a_folder_of_that_name_is_not_emptied(tmp_path, capsys):
+    precious = tmp_path / "run" / (rundir.CONFIG + ".partial") / "thesis.tex"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    assert train(tmp_path / "run") == 2
+    assert precious.read_text() == "precious"
+
+
 def test_metrics_that_are_gone_are_missed(tmp_path, capsys):
     out = tmp_path / "run"
     assert train(out) == 0

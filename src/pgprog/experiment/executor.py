@@ -130,10 +130,25 @@ def start_server() -> Any:
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tyro", "pgprog.experiment.loop", "pgprog.experiment.gradients"])
-    resource_tracker.ensure_running()  # or the server would start it, and let the signals in again
-    with _signals_held():
-        forkserver.ensure_running()
+    with _safe_path():
+        resource_tracker.ensure_running()  # or the server would start it, and let the signals in again
+        with _signals_held():
+            forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Start Python without the working directory on its path: a numpy.py there is not what torch imports."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager

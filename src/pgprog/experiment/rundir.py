@@ -97,7 +97,7 @@ def lock(directory: Path, wait: float = 0.0) -> Iterator[None]:
 def refuse_occupied(directory: Path, overwrite: bool) -> None:
     """Raise UsageError where files are in the way that are not to be replaced, or are not a run's."""
     never_begun = (LOCK, CONFIG + ".partial")  # what a kill before the first file was whole leaves
-    if not directory.is_dir() or all(path.name in never_begun for path in directory.iterdir()):
+    if not directory.is_dir() or all(p.name in never_begun and not p.is_dir() for p in directory.iterdir()):
         return
     if not overwrite:
         raise UsageError(
