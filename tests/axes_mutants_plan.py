@@ -110,8 +110,8 @@ PLAN_MUTANTS = [
     Mutant(
         "plan: one recipe twice",
         COMMAND,
-        "if len(set(args.recipes)) < len(recipes):",
-        "if False:",
+        'refuse_twice("--recipes", args.recipes)',
+        "pass",
         TESTS,
     ),
     Mutant("plan: groups of one are planned", COMMAND, "if G == 1 and grouped:", "if False:", TESTS),

@@ -147,7 +147,13 @@ SAMPLING_MUTANTS = [
         S_TESTS,
     ),
     # ---- dynamic sampling ----
-    Mutant("a batch of no prompts is drawn", SAMPLING, '{"prompts": prompts, "group_size"', '{"group_size"', S_TESTS),
+    Mutant(
+        "a batch of no prompts is drawn",
+        SAMPLING,
+        "one(prompts=prompts, group_size=group_size, attempts",
+        "one(group_size=group_size, attempts",
+        S_TESTS,
+    ),
     Mutant("every attempt draws the same", SAMPLING, "each.jumped(attempt)", "each.jumped(1)", S_TESTS),
     Mutant(
         "attempts go on with the generator",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.optim import SGD
 
 from pgprog.algorithms.ladder import TRAIN_STEPS
 from pgprog.cli import main
+from pgprog.experiment import compare as comparison
 from pgprog.experiment import rundir
 from pgprog.experiment.compare import EQUAL, Outcome, plan, summarise
 from pgprog.experiment.config import LADDER, CompareConfig, RunConfig
@@ -24,9 +26,11 @@ from pgprog.experiment.executor import Job, Measurement, keep_freed_memory, run_
 from pgprog.experiment.gradients import GradientNoise, gradient_noise, gradients, ratio_of_single_successes
 from pgprog.experiment.learner import make_learner
 from pgprog.experiment.loop import Result, step_options
+from pgprog.experiment.watch import Warned
 from pgprog.noise import ReplicaGenerator
 from test_run import wait_for, workers_of
 
+ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"seq_len": 2, "digits": 3, "hidden": 8, "dtype": "float64"}
 
 
@@ -234,8 +238,6 @@ def test_a_worker_that_was_killed_ends_the_comparison_in_one_line(tmp_path):
 
 
 def test_ctrl_c_before_the_first_job_still_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    from pgprog.experiment import compare as comparison
-
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGINT)
         raise KeyboardInterrupt
@@ -248,8 +250,6 @@ def test_ctrl_c_before_the_first_job_still_says_how_to_go_on(tmp_path, capsys, m
 
 
 def test_a_run_without_a_step_is_not_reached(tmp_path, monkeypatch):
-    from pgprog.experiment import compare as comparison
-
     config = CompareConfig(algos=("reinforce", "rloo"), seeds=1)
 
     def stopped_at(steps):
@@ -266,6 +266,45 @@ def test_a_run_without_a_step_is_not_reached(tmp_path, monkeypatch):
 
     assert stopped_at(0) == []
     assert stopped_at(1) == ["rloo"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_part_of_a_run_is_compared_with_nothing(whole, tmp_path, monkeypatch):
+    """REINFORCE's main run is the one at equal rollouts, RLOO has one of its own; each is whole, or a step short."""
+
+    def results(jobs, *_):
+        for job in (job for job in jobs if isinstance(job, Job)):
+            steps = job.config.steps - (0 if whole else 1)
+            yield job, Result(steps, 64 * steps, [320], 0.1, [0.5], [0.5], [[0.5]])
+
+    monkeypatch.setattr(comparison, "run_jobs", results)
+    config = CompareConfig(algos=("reinforce", "rloo"), seeds=1)
+    summary, _ = comparison.compare(config, {}, tmp_path, workers=1, checkpoint_every=100, on_progress=lambda _: None)
+    equal = {algo: entry["at_equal_rollouts"] for algo, entry in summary["algorithms"].items()}
+    assert [(entry["from"], entry["to"]) for entry in summary["paired_differences"]] == [("reinforce", "rloo")] * whole
+    assert {algo: entry and entry["steps"] for algo, entry in equal.items()} == (
+        {"reinforce": 1500, "rloo": 187} if whole else {"reinforce": None, "rloo": None}
+    )
+    # 64 rollouts a step are what REINFORCE was to spend, and an eighth of what RLOO was.
+    spent = [note for note in summary["notes"] if "of the equal rollouts" in note]
+    assert [note.split(" of ")[0] for note in spent] == ["RLOO spent 12%"] * whole
+
+
+def test_a_warning_is_counted_over_the_seeds_and_told_of_the_first(monkeypatch):
+    monkeypatch.setattr(
+        comparison, "warnings_in", lambda rows, _: [Warned("kind", row["step"], "said") for row in rows]
+    )
+    job = Job("run", RunConfig(**SMALL), (3, 4, 5), None)
+    found = comparison.warnings_of(job, [{"seed": 4, "step": 7}, {"seed": 5, "step": 6}])
+    assert found == [{"kind": "kind", "seeds": 2, "of": 3, "step": 7, "text": "said"}]
+
+
+def test_workers_import_nothing_from_the_working_directory(tmp_path):
+    (tmp_path / "random.py").write_text("raise SystemExit(9)\n")
+    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), "--algos", "reinforce", "--seeds", "1"]
+    command += ["--steps", "2", "--prompts", "4", "--seq-len", "2", "--digits", "3", "--hidden", "8", "--out", "made"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_measurements_come_before_runs_and_the_end_is_told_of_once():

@@ -226,6 +226,11 @@ def test_set_adds_up(capsys):
     assert json.loads(capsys.readouterr().out)["changed"].keys() == {change.split("=")[0] for change in changes}
 
 
+def test_a_users_advantage_is_another_algorithm():
+    assert RunConfig(algo="grpo").title == "GRPO"
+    assert RunConfig(algo="grpo", advantage="mine.py:advantage").title == "mine.py:advantage in GRPO"
+
+
 def test_an_existing_run_is_overwritten_only_when_asked(tmp_path, capsys):
     out = tmp_path / "run"
     base = ["train", *SMALL, "--out", str(out), "--json"]

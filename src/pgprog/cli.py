@@ -68,7 +68,7 @@ def parse(arguments: list[str]) -> Any:
     if arguments == ["--version"]:
         print(f"pgprog {version('pgprog')}")
         sys.exit(0)
-    refuse_twice(arguments)
+    refuse_repeated_flags(arguments)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -85,7 +85,7 @@ def parse(arguments: list[str]) -> Any:
         ) from None
 
 
-def refuse_twice(arguments: list[str]) -> None:
+def refuse_repeated_flags(arguments: list[str]) -> None:
     """Raise UsageError for a flag given twice, of which the last would win in silence; the choices of --set add up."""
     given: set[str] = set()
     for word, behind in zip(arguments, [*arguments, ""][1:], strict=True):

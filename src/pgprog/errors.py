@@ -1,7 +1,7 @@
 """Errors that a user can mend: one line that names the value, the cause and the remedy."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -27,3 +27,9 @@ def choose(what: str, value: str, choices: Iterable[str]) -> str:
     near = get_close_matches(value, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"unknown {what} {value!r}: {hint}choose one of {', '.join(choices)}")
+
+
+def refuse_twice(flag: str, names: Sequence[str]) -> None:
+    """Raise UsageError where one of the names after a flag stands there twice."""
+    if len(set(names)) < len(names):
+        raise UsageError(f"{flag} {' '.join(names)} names one twice: give each once")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pgprog.algorithms.recipes import Recipe, find
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, refuse_twice
 
 if TYPE_CHECKING:
     from pgprog.plan import Bytes, Candidate, Pace, Signal, Sizes, Step
@@ -158,8 +158,7 @@ def check(args: Plan) -> list[Recipe]:
     if not args.recipes:
         raise UsageError("--recipes without a name: give one or more, as in --recipes rloo grpo")
     recipes = [find(name) for name in args.recipes]
-    if len(set(args.recipes)) < len(recipes):
-        raise UsageError(f"--recipes {' '.join(args.recipes)} names one twice: give each once")
+    refuse_twice("--recipes", args.recipes)
     for name, (low, high, what) in RANGES.items():
         value = getattr(args, name)
         if value is not None and not low <= value <= high:

@@ -140,8 +140,11 @@ class Reader(nn.Module):
 
     def read(self, tokens: Int[Tensor, "K N"], hidden: Float[Tensor, "K N H"]) -> Float[Tensor, "K N H"]:
         """The state after one more token in each row; with gradient."""
-        x = gather_inputs(self.input_gates, tokens)
-        return step(x, hidden, self.recurrent_weight, self.recurrent_bias).h
+        return self.advance(tokens, hidden).h
+
+    def advance(self, tokens: Int[Tensor, "K N"], hidden: Float[Tensor, "K P H"]) -> Step:
+        """The same, with all that the step computes on its way; rows may share a state, see ``gru.step``."""
+        return step(gather_inputs(self.input_gates, tokens), hidden, self.recurrent_weight, self.recurrent_bias)
 
     def states(
         self, targets: Int[Tensor, "K P"], tokens: Int[Tensor, "K P G T"], trace: Trace | None = None
@@ -203,7 +206,7 @@ class Policy(Reader):
         hidden = start.detach()
 
         def read(tokens: Int[Tensor, "K N"]) -> Float[Tensor, "K N H"]:
-            made = step(gather_inputs(self.input_gates, tokens), hidden, self.recurrent_weight, self.recurrent_bias)
+            made = self.advance(tokens, hidden)
             if trace is not None:
                 trace.steps.append(made)
             return made.h

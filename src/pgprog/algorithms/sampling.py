@@ -146,10 +146,7 @@ def dynamic(
     Edge: one completion per prompt, or equal rewards everywhere: nothing is valid.
     Raises: ValueError for fewer than one prompt, completion or attempt.
     """
-    sizes = {"prompts": prompts, "group_size": group_size, "attempts": attempts}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} {size} is too small: give 1 or more")
+    refuse_less_than_one(prompts=prompts, group_size=group_size, attempts=attempts)
     with torch.no_grad():
         batch = draw(policy, generator, prompts, group_size)
         found = informative(batch)
@@ -226,6 +223,13 @@ def replicas_of(policy: Policy, of: Int[Tensor, "N"]) -> Policy:
     for name, p in policy.named_parameters():
         other.register_parameter(name, nn.Parameter(p.detach()[of]))
     return other
+
+
+def refuse_less_than_one(**counts: int) -> None:
+    """Raise ValueError for a count that is none."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} {count} is too small: give 1 or more")
 
 
 def _branch(generator: ReplicaGenerator, attempt: int) -> ReplicaGenerator:

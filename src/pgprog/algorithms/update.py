@@ -21,7 +21,7 @@ from pgprog.algorithms.objectives import (
     token_value_loss,
     value_loss,
 )
-from pgprog.algorithms.sampling import Draw
+from pgprog.algorithms.sampling import Draw, refuse_less_than_one
 from pgprog.noise import ReplicaGenerator
 from pgprog.optimizer import Optimizer
 from pgprog.policy import Critic, Policy, PrefixCritic, Rollout, rollout
@@ -86,10 +86,7 @@ def update(
         ValueError: fewer than one prompt, completion, epoch or minibatch, more minibatches than prompts, or a norm
             that is not positive, or an entropy coefficient that is not finite.
     """
-    counts = {"prompts": prompts, "group_size": group_size, "epochs": epochs, "minibatches": minibatches}
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} {count} is too small: give 1 or more")
+    refuse_less_than_one(prompts=prompts, group_size=group_size, epochs=epochs, minibatches=minibatches)
     if minibatches > prompts:
         raise ValueError(f"minibatches {minibatches} of {prompts} prompts: give no more than there are prompts")
     if not abs(entropy_coef) < float("inf"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from pgprog.algorithms.recipes import RECIPES, Recipe, find
-from pgprog.errors import UsageError, choose
+from pgprog.errors import UsageError, choose, refuse_twice
 from pgprog.experiment.config import GROUP_METHODS, LADDER, TITLES, RunConfig, from_json, validate
 
 if TYPE_CHECKING:
@@ -280,8 +280,7 @@ def check_recipes(args: Exact) -> list[Recipe]:
         if getattr(args, name) != getattr(Exact, name):
             raise UsageError(f"--{name.replace('_', '-')} with --recipes: {instead}")
     names = tuple(RECIPES) if args.recipes == ("all",) else args.recipes
-    if len(set(names)) < len(names):
-        raise UsageError(f"--recipes {' '.join(names)} names one twice: give each once")
+    refuse_twice("--recipes", names)
     for name, least in {"seq_len": 1, "digits": 2, "hidden": 1, "group_size": 2}.items():
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} {value} is too small: give {least} or more")
@@ -313,8 +312,7 @@ def check(args: Exact) -> None:
     """Raise UsageError for what can be seen without work."""
     for algo in args.algos:
         choose("algorithm", algo, LADDER)
-    if len(set(args.algos)) < len(args.algos):
-        raise UsageError(f"--algos {' '.join(args.algos)} names one twice: give each once")
+    refuse_twice("--algos", args.algos)
     if not args.algos and args.advantage is None:
         raise UsageError(f"--algos names no algorithm: give one or more of {', '.join(LADDER)}, or --advantage")
     if args.resamples < 0 or args.resamples == 1:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pgprog.algorithms.recipes import RECIPES, advantage_words
-from pgprog.errors import UsageError
+from pgprog.errors import UsageError, refuse_twice
 from pgprog.experiment import rundir
 from pgprog.experiment.config import INSTRUMENTS_EVERY, LADDER, TITLES, CompareConfig, RunConfig, seeds_of
 from pgprog.experiment.executor import Job, Measurement, Progress, run_jobs
@@ -33,6 +33,7 @@ class Outcome:
     rows: dict[str, Rows] = field(default_factory=dict)
     """The metrics of each run, by its name."""
     warnings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Of each algorithm's main run."""
     interrupted: bool = False
 
 
@@ -45,9 +46,7 @@ def plan(config: CompareConfig, directory: Path | None) -> tuple[list[Job], list
     seeds = seeds_of(config.seeds, config.first_seed)
     if config.group_steps is not None and config.group_steps < 1:
         raise UsageError(f"--group-steps {config.group_steps} is too small: give 1 or more")
-    if len(set(config.names)) < len(config.names):
-        flag = "--recipes" if config.recipes else "--algos"
-        raise UsageError(f"{flag} {' '.join(config.names)} names one twice: give each once")
+    refuse_twice("--recipes" if config.recipes else "--algos", config.names)
     runs = {algo: config.run_config(algo, config.steps_of(algo)) for algo in config.names}
     smallest = min(run.steps * run.most_rollouts_per_step for run in runs.values())
     budget = smallest if config.equal_rollouts is None else config.equal_rollouts
@@ -96,11 +95,11 @@ def compare(
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
             elif result.steps > 0:  # a signal may reach a run before its first step
+                rows = outcome.rows[done.name] = rows_of(done)  # now, while others train
                 if not done.name.endswith(EQUAL):
-                    outcome.main[done.name] = result
+                    outcome.main[done.name], outcome.warnings[done.name] = result, warnings_of(done, rows)
                 elif result.steps == done.config.steps:  # part of a run compares with nothing
                     outcome.equal[done.config.name] = result
-                read(done, outcome)  # now, while others train
     except KeyboardInterrupt:
         outcome.interrupted = True
     for job in main:
@@ -108,7 +107,7 @@ def compare(
             outcome.equal.setdefault(job.name, outcome.main[job.name])
     for job in (*main, *equal):
         if job.name not in outcome.rows:
-            read(job, outcome)
+            outcome.rows[job.name] = rows_of(job)
     summary = head | summarise(config, outcome, budget)
     rundir.write_json(directory / rundir.SUMMARY, summary)
     write_curves(directory / "curves.csv", [*main, *equal], outcome.rows)
@@ -176,11 +175,10 @@ def algorithm_summary(config: CompareConfig, outcome: Outcome, algo: str) -> dic
     }
 
 
-def read(job: Job, outcome: Outcome) -> None:
-    """Note the metrics that a run has written, none where it has not begun, and what they warn of."""
+def rows_of(job: Job) -> Rows:
+    """The metrics that a run has written; none where it has not begun."""
     assert job.directory is not None
-    outcome.rows[job.name] = rundir.rows_so_far(job.directory)
-    outcome.warnings[job.name] = warnings_of(job, outcome.rows[job.name])
+    return rundir.rows_so_far(job.directory)
 
 
 def warnings_of(job: Job, rows: Rows) -> list[dict[str, Any]]:

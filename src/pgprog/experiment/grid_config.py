@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from pgprog.errors import UsageError, choose
+from pgprog.errors import UsageError, choose, refuse_twice
 from pgprog.experiment.config import RunConfig, Settings, validate
 
 BASE = "vpg"
@@ -122,5 +122,4 @@ def checked(names: tuple[str, ...], flag: str, known: dict[str, Entry]) -> None:
         raise UsageError(f"{flag} names no {what}: give one or more of {', '.join(known)}")
     for name in names:
         choose(what, name, known)
-    if len(set(names)) < len(names):
-        raise UsageError(f"{flag} {' '.join(names)} names one twice: give each once")
+    refuse_twice(flag, names)

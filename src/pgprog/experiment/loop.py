@@ -213,8 +213,10 @@ def refuse_divergence(step: int, seeds: Sequence[int], metrics: Metrics) -> None
     names = [name for name in ("loss", "grad_norm", "value_loss") if name in metrics]
     bad = ~torch.stack([metrics[name] for name in names]).isfinite()
     if bad.any():
-        name, seed = next((names[i], seeds[k]) for i, k in bad.nonzero().tolist())
-        raise UsageError(f"{name} is not finite at step {step}, seed {seed}: the run has diverged, try a lower --lr")
+        i, k = bad.nonzero()[0].tolist()
+        raise UsageError(
+            f"{names[i]} is not finite at step {step}, seed {seeds[k]}: the run has diverged, try a lower --lr"
+        )
 
 
 @torch.no_grad()

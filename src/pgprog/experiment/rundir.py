@@ -109,7 +109,7 @@ def refuse_occupied(directory: Path, overwrite: bool) -> None:
         if path.is_symlink() or not (RUN_FOLDER if path.is_dir() else RUN_FILE).fullmatch(name):
             raise UsageError(f"--overwrite: {path} is no file of a run, and would be lost: give another --out")
     config = directory / CONFIG
-    if not config.is_file() or "pgprog" not in str(_environment_in(config)):
+    if not config.is_file() or not _made_here(config):
         raise UsageError(f"--overwrite: {config} is missing or no run's, {directory} stays: give another --out")
 
 
@@ -128,14 +128,15 @@ def cure(path: Path) -> str:
 
 def _is_ours(config: Path) -> bool:
     try:
-        return "pgprog" in str(_environment_in(config))
+        return _made_here(config)
     except UsageError:
         return False
 
 
-def _environment_in(config: Path) -> Any:
+def _made_here(config: Path) -> bool:
+    """Whether it is this project's; raises UsageError where it cannot be read."""
     content = read_json(config)
-    return content.get("environment") if isinstance(content, dict) else None
+    return isinstance(content, dict) and "pgprog" in str(content.get("environment"))
 
 
 def clear(directory: Path) -> None:
