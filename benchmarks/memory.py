@@ -104,8 +104,8 @@ def descendants(pid: int) -> Iterator[int]:
             yield from descendants(int(child))
 
 
-def kib(file: Path, name: str) -> int:
-    """A line such as ``VmHWM:  123 kB`` of a file below /proc; 0 where there is none."""
+def number(file: Path, name: str) -> int:
+    """Of a line such as ``VmHWM:  123 kB`` of a file below /proc; 0 where there is none."""
     return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name + ":")), 0)
 
 
@@ -114,7 +114,11 @@ def role(pid: int, parent: int) -> str:
     command = Path(f"/proc/{pid}/cmdline").read_text()
     if pid == parent:
         return "parent"
-    return "resource tracker" if "resource_tracker" in command else "worker"
+    if "resource_tracker" in command:
+        return "resource tracker"
+    # Workers are forked from a server, and have its command line.
+    forking = "forkserver" in command and number(Path(f"/proc/{pid}/status"), "PPid") == parent
+    return "server of the workers" if forking else "worker"
 
 
 def peak(args: Args) -> dict[str, Any]:
@@ -141,10 +145,10 @@ def look(parent: int, seen: dict[int, dict[str, Any]]) -> float:
     together = 0
     try:
         for pid in descendants(parent):
-            largest = kib(Path(f"/proc/{pid}/status"), "VmHWM") / 1024
+            largest = number(Path(f"/proc/{pid}/status"), "VmHWM") / 1024
             entry = seen.setdefault(pid, {"role": role(pid, parent), "peak_mib": 0.0})
             entry["peak_mib"] = max(entry["peak_mib"], largest)
-            together += kib(Path(f"/proc/{pid}/smaps_rollup"), "Pss")
+            together += number(Path(f"/proc/{pid}/smaps_rollup"), "Pss")
     except (FileNotFoundError, ProcessLookupError):  # it ended while it was looked at
         return 0.0
     return together / 1024
