@@ -37,21 +37,18 @@ class ReplicaGenerator:
             raise ValueError(f"unknown stream {stream!r}: choose one of {', '.join(STREAMS)}")
         self.seeds = tuple(seeds)
         self.stream = stream
+        keys = [np.array([seed, STREAMS[stream]], dtype=np.uint64) for seed in self.seeds]
+        self._bits = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+        self._starts = [bits.bit_generator.state for bits in self._bits]
         self.seek(step)
 
     def seek(self, step: int) -> None:
         """Go to the start of a step, an integer of 0 or more; what was drawn before does not matter."""
         if not isinstance(step, int) or step < 0:
             raise ValueError(f"step {step} is out of range: a step is an integer of 0 or more")
-        self._bits = [
-            np.random.Generator(
-                np.random.Philox(
-                    key=np.array([seed, STREAMS[self.stream]], dtype=np.uint64),
-                    counter=np.array([0, 0, 0, step], dtype=np.uint64),
-                )
-            )
-            for seed in self.seeds
-        ]
+        for bits, start in zip(self._bits, self._starts, strict=True):
+            start["state"]["counter"][3] = step
+            bits.bit_generator.state = start  # a tenth of the time of a new generator
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "K *shape"]:
         """Draw the next numbers in [0, 1), as (K, *shape); no gradient.

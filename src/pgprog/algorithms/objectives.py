@@ -309,10 +309,10 @@ def kl_penalty(
     """
     _same_shape("logprobs", logprobs, mask)
     _like("ref_logprobs", ref_logprobs, logprobs)
-    logprobs, ref_logprobs = torch.where(mask, logprobs, 0), torch.where(mask, ref_logprobs, 0)
+    logprobs, ref_logprobs = _unmasked(logprobs, mask), _unmasked(ref_logprobs, mask)
     if old_logprobs is not None:
         _like("old_logprobs", old_logprobs, logprobs)
-        old_logprobs = torch.where(mask, old_logprobs, 0)
+        old_logprobs = _unmasked(old_logprobs, mask)
     return _weighted(kl_estimate(logprobs, ref_logprobs, estimator, old_logprobs, limit=limit), mask, weights)
 
 
@@ -385,21 +385,26 @@ def token_value_loss(
     """
     _same_shape("values", values, mask)
     _like("returns", returns, values)
-    error = torch.where(mask, returns.detach() - values, 0).square()
+    error = _unmasked(returns.detach() - values, mask).square()
     return token_mean(error, mask) if weights is None else _weighted(error, mask, weights)
 
 
 def sequence_sum_mean(per_token: Float[Tensor, "*K P G T"], mask: Bool[Tensor, "*K P G T"]) -> Float[Tensor, "*K"]:
     """Sum over the tokens of a sequence, then average over all P G sequences; what is masked counts 0, NaN too."""
     _same_shape("values", per_token, mask)
-    return torch.where(mask, per_token, 0).sum(-1).mean((-2, -1))
+    return _unmasked(per_token, mask).sum(-1).mean((-2, -1))
 
 
 def token_mean(per_token: Float[Tensor, "*K P G T"], mask: Bool[Tensor, "*K P G T"]) -> Float[Tensor, "*K"]:
     """The mean over the tokens that are not masked, 0 where there is none: for reading, not for the loss."""
     _same_shape("values", per_token, mask)
     tokens = (-3, -2, -1)
-    return torch.where(mask, per_token, 0).sum(tokens) / mask.sum(tokens).clamp(min=1)
+    return _unmasked(per_token, mask).sum(tokens) / mask.sum(tokens).clamp(min=1)
+
+
+def _unmasked(x: Tensor, mask: Tensor) -> Tensor:
+    """x, and exactly 0 where masked, NaN too; of one shape. Mostly nothing is masked, and looking is cheaper."""
+    return x if mask.all() else torch.where(mask, x, 0)
 
 
 def _weighted(per_token: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
@@ -412,7 +417,7 @@ def _weighted(per_token: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor, name: str = "old_logprobs") -> Tensor:
     """Of logprobs over ``other``, which is detached; 0 where masked."""
     _like(name, other, logprobs)
-    return torch.where(mask, logprobs - other.detach(), 0)
+    return _unmasked(logprobs - other.detach(), mask)
 
 
 @torch.no_grad()
@@ -471,9 +476,9 @@ def _per_token(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
         raise ValueError("the advantage carries a gradient: it weights grad log pi and must be a constant, detach it")
     _same_shape("logprobs", logprobs, mask)
     if advantages.shape == logprobs.shape[:-1]:
-        return torch.where(mask.any(-1), advantages, 0).unsqueeze(-1)
+        return _unmasked(advantages, mask.any(-1)).unsqueeze(-1)
     if advantages.shape == logprobs.shape:
-        return torch.where(mask, advantages, 0)  # a NaN after the end would reach the gradient as 0 * NaN
+        return _unmasked(advantages, mask)  # a NaN after the end would reach the gradient as 0 * NaN
     raise ValueError(
         f"advantages have shape {tuple(advantages.shape)}: {tuple(logprobs.shape[:-1])}, one per sequence, or "
         f"{tuple(logprobs.shape)}, one per token, wanted"

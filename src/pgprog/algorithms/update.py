@@ -96,25 +96,27 @@ def update(
     batch = draw(policy, generator, prompts, group_size)
     if batch.valid is not None:
         batch = batch._replace(mask=batch.mask & batch.valid.unsqueeze(-1))
-    if critic is not None:
-        batch = with_values(batch, critic)
+    values = None if critic is None else values_of(critic, batch)
+    if values is not None:
+        batch = with_values(batch, values)
     A = advantage(batch).detach()
     moved = epochs * minibatches > 1 or batch.old_logprobs is not None  # the ratio may differ from 1
     if batch.old_logprobs is None:
         batch = batch._replace(old_logprobs=batch.logprobs.detach())
-    fresh = minibatches == 1  # the scores of the rollout serve for the first step
+    fresh = minibatches == 1  # the scores and values of the rollout serve for the first step
     for _ in range(epochs):
         for part, A_part in minibatches_of(batch, A, minibatches):
             logprobs, entropies = part.logprobs, part.entropies
             if not fresh:
                 logprobs, entropies = policy.score(part.targets, part.tokens)
+                values = None if critic is None else values_of(critic, part)
             fresh = False
             weights = aggregation(part.mask)
             surrogate = objective(logprobs, part, A_part, weights)
             bonus = sequence_sum_mean(entropies, part.mask) if weights is None else aggregate(entropies, weights)
             losses = {"loss": surrogate.loss - entropy_coef * bonus}
-            if critic is not None:
-                losses["value_loss"] = critic_loss(critic, part)
+            if values is not None:
+                losses["value_loss"] = critic_loss(values, part)
             optimizer.zero_grad()
             torch.stack(list(losses.values())).sum().backward()  # summed over replicas: their gradients stay their own
             grad_norm = clip_grad_norm(policy.parameters(), max_grad_norm)
@@ -125,21 +127,26 @@ def update(
     return rollout_metrics(batch, A) | losses | {"grad_norm": grad_norm} | surrogate.metrics | natural | distances
 
 
-def with_values(batch: Rollout, critic: Critic | PrefixCritic) -> Rollout:
-    """The batch and its values before the update, which carry no gradient."""
+def values_of(critic: Critic | PrefixCritic, batch: Rollout) -> Float[Tensor, "K P"] | Float[Tensor, "K P G T"]:
+    """The critic's V of each prompt, or of each prefix, with gradient to the critic."""
     if isinstance(critic, PrefixCritic):
-        return batch._replace(prefix_values=critic(batch.targets, batch.tokens).detach())
-    return batch._replace(values=critic(batch.targets).detach())
+        return critic(batch.targets, batch.tokens)
+    return critic(batch.targets)
 
 
-def critic_loss(critic: Critic | PrefixCritic, batch: Rollout) -> Float[Tensor, "K"]:
+def with_values(batch: Rollout, values: Float[Tensor, "K P"] | Float[Tensor, "K P G T"]) -> Rollout:
+    """The batch and its values before the update, which carry no gradient there."""
+    if values.dim() == batch.tokens.dim():
+        return batch._replace(prefix_values=values.detach())
+    return batch._replace(values=values.detach())
+
+
+def critic_loss(values: Float[Tensor, "K P"] | Float[Tensor, "K P G T"], batch: Rollout) -> Float[Tensor, "K"]:
     """The regression of the critic on what is paid after its prompt, or after each prefix."""
-    if isinstance(critic, PrefixCritic):
+    if values.dim() == batch.tokens.dim():
         assert batch.token_rewards is not None
-        return token_value_loss(
-            critic(batch.targets, batch.tokens), reward_to_go(batch.token_rewards, batch.mask), batch.mask
-        )
-    return value_loss(critic(batch.targets), batch.rewards)
+        return token_value_loss(values, reward_to_go(batch.token_rewards, batch.mask), batch.mask)
+    return value_loss(values, batch.rewards)
 
 
 def minibatches_of(batch: Rollout, A: Tensor, parts: int) -> Iterator[tuple[Rollout, Tensor]]:

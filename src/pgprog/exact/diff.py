@@ -25,7 +25,7 @@ from torch import Tensor
 from pgprog.algorithms.from_recipe import advantage_of, aggregation_of, charged, objective_of
 from pgprog.algorithms.recipes import Recipe, at_first_gradient, differences, refuse
 from pgprog.algorithms.sampling import copy_of, informative
-from pgprog.algorithms.update import with_values
+from pgprog.algorithms.update import values_of, with_values
 from pgprog.env import DigitSum
 from pgprog.errors import UsageError
 from pgprog.exact.enumeration import ValueAndGradient, success_probabilities, value_and_gradient
@@ -168,7 +168,7 @@ def batch_of(recipe: Recipe) -> Rollout:
     if batch.valid is not None:
         batch = batch._replace(mask=batch.mask & batch.valid.unsqueeze(-1))
     critic = w.critics[recipe.critic]
-    return batch if critic is None else with_values(batch, critic)
+    return batch if critic is None else with_values(batch, values_of(critic, batch))
 
 
 @cache
