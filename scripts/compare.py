@@ -2,7 +2,7 @@
 
 import sys
 
-from pgprog.cli import main
+from pgprog.cli import script
 
 if __name__ == "__main__":
-    sys.exit(main(["compare", *sys.argv[1:]]))
+    script(["compare", *sys.argv[1:]])

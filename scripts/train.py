@@ -2,7 +2,7 @@
 
 import sys
 
-from pgprog.cli import main
+from pgprog.cli import script
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    script(["train", *sys.argv[1:]])

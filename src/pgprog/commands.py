@@ -30,6 +30,7 @@ from pgprog.experiment.executor import exit_code, keep_freed_memory, stop_on_int
 from pgprog.experiment.learner import load_policy, make_task
 from pgprog.experiment.loop import run, values_of
 from pgprog.experiment.watch import Watch, facts_of, warnings_in
+from pgprog.imports import without_collection
 from pgprog.noise import ReplicaGenerator
 from pgprog.report.tables import markdown, print_comparison
 
@@ -234,8 +235,9 @@ def sample(args: Sample) -> int:
 
 def import_for_reports(figures: str = "pgprog.report.figures") -> None:
     """Import what the end of a comparison wants: a second's work, which has time while the last runs train."""
-    for module in ("scipy.stats", figures):
-        importlib.import_module(module)
+    with without_collection():
+        for module in ("scipy.stats", figures):
+            importlib.import_module(module)
 
 
 def part(args: Any, kind: type[T]) -> T:

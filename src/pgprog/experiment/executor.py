@@ -129,7 +129,7 @@ def start_server() -> Any:
     if sys.platform != "linux":
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tyro", "pgprog.experiment.loop", "pgprog.experiment.gradients"])
+    context.set_forkserver_preload(["pgprog.experiment.worker_imports"])
     with _safe_path():
         resource_tracker.ensure_running()  # or the server would start it, and let the signals in again
         with _signals_held():

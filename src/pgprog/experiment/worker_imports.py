@@ -1,0 +1,11 @@
+"""What a worker of a comparison needs, imported once by the server that workers are forked from."""
+
+import gc
+import importlib
+
+from pgprog.imports import without_collection
+
+gc.freeze()
+with without_collection():
+    for _name in ("tyro", "pgprog.experiment.loop", "pgprog.experiment.gradients"):
+        importlib.import_module(_name)
