@@ -2,7 +2,7 @@
 
 import sys
 
-from pgprog.cli import script
+from pgprog.__main__ import script
 
 if __name__ == "__main__":
     script(["compare", *sys.argv[1:]])

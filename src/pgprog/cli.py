@@ -1,8 +1,6 @@
 """The command line: parses arguments, runs the command, and turns a user's mistake into one line."""
 
-import atexit
 import contextlib
-import gc
 import importlib
 import io
 import os
@@ -10,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import dropwhile, takewhile
-from typing import Any, NoReturn
+from typing import Any
 
 import tyro
 
@@ -37,25 +35,6 @@ COMMANDS: dict[str, tuple[type, str]] = {
 """Arguments of each command, and the function that takes them; imported when it is wanted, for it brings torch."""
 
 
-def script(arguments: Sequence[str] | None = None) -> NoReturn:
-    """``main`` of a process that does nothing else, and ends it: without the 0.4 s in which torch would be unloaded."""
-    code = 1
-
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    atexit.register(leave)  # the first to be registered is called last
-    gc.freeze()
-    try:
-        code = main(arguments)
-    except SystemExit:  # of --help and --version
-        code = 0
-        raise
-    sys.exit(code)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point: returns the exit code, 2 for a mistake of the user's."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -79,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        where = str(error.filename)[:200] if error.filename else "a file"
+        where = str(error.filename)[:200] if error.filename else "standard output, or a file"
         path = "give a path that can be read and written"
         remedy = "make room, then repeat, or --resume a run" if full(error) else path
         print(f"pgprog: error: {where}: {error.strerror}: {remedy}", file=sys.stderr)
@@ -135,4 +114,4 @@ def _parse(arguments: list[str]) -> Any:
 
 
 if __name__ == "__main__":
-    script()
+    sys.exit(main())
