@@ -248,8 +248,8 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
     planted("kl_penalty drops its limit", "old_logprobs, limit=limit), mask", "old_logprobs), mask", "M10"),
     planted(
         "NaN in masked log-probabilities reaches the KL's gradient",
-        "logprobs, ref_logprobs = torch.where(mask, logprobs, 0), torch.where(mask, ref_logprobs, 0)",
-        "ref_logprobs = torch.where(mask, ref_logprobs, 0)",
+        "logprobs, ref_logprobs = _unmasked(logprobs, mask), _unmasked(ref_logprobs, mask)",
+        "ref_logprobs = _unmasked(ref_logprobs, mask)",
         "A3",
     ),
     planted("the KL's weights are dropped", "limit=limit), mask, weights)", "limit=limit), mask, None)", "E5, M10"),
@@ -287,12 +287,16 @@ OBJECTIVE_MUTANTS: list[Mutant] = [
     # ---- the value of tokens ----
     planted(
         "NaN in masked values reaches the gradient",
-        "error = torch.where(mask, returns.detach() - values, 0).square()",
+        "error = _unmasked(returns.detach() - values, mask).square()",
         "error = (returns.detach() - values).square()",
         "A3",
     ),
-    planted("the value of tokens moves the returns", "returns.detach() - values, 0)", "returns - values, 0)", "G3"),
-    planted("half a square", "returns.detach() - values, 0).square()", "returns.detach() - values, 0).square() / 2"),
+    planted(
+        "the value of tokens moves the returns", "returns.detach() - values, mask)", "returns - values, mask)", "G3"
+    ),
+    planted(
+        "half a square", "returns.detach() - values, mask).square()", "returns.detach() - values, mask).square() / 2"
+    ),
     planted("returns broadcast", '    _like("returns", returns, values)\n', "", "B10, M8"),
     planted(
         "the value of tokens drops its weights",

@@ -63,7 +63,7 @@ PARITY_MUTANTS: list[Mutant] = [
     planted(
         "the sum per sequence does not count empty rows",
         OBJECTIVES,
-        "torch.where(mask, per_token, 0).sum(-1).mean((-2, -1))",
+        "_unmasked(per_token, mask).sum(-1).mean((-2, -1))",
         "torch.where(mask, per_token, 0).sum((-3, -2, -1)) / mask.any(-1).sum((-2, -1)).clamp(min=1)",
     ),
     planted(

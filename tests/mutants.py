@@ -33,7 +33,7 @@ class Mutant(NamedTuple):
 ADVANTAGES, OBJECTIVES, UPDATE, DIAGNOSTICS = (
     f"algorithms/{name}.py" for name in ("advantages", "objectives", "update", "diagnostics")
 )
-SUM_MEAN = "torch.where(mask, per_token, 0).sum(-1).mean((-2, -1))"
+SUM_MEAN = "_unmasked(per_token, mask).sum(-1).mean((-2, -1))"
 
 MUTANTS = [
     # ---- advantages ----
@@ -247,7 +247,7 @@ MUTANTS = [
         "mask ignored in the sum", OBJECTIVES, SUM_MEAN, "per_token.sum(-1).mean((-2, -1))", "test_objectives.py", "D2"
     ),
     Mutant(
-        "mask shifted", OBJECTIVES, SUM_MEAN, SUM_MEAN.replace("mask,", "mask.roll(1, -1),"), "test_ladder.py", "D1"
+        "mask shifted", OBJECTIVES, SUM_MEAN, SUM_MEAN.replace("mask)", "mask.roll(1, -1))"), "test_ladder.py", "D1"
     ),
     Mutant(
         "mask multiplied: NaN comes through",
@@ -306,15 +306,15 @@ MUTANTS = [
     Mutant(
         "ratio old over new",
         OBJECTIVES,
-        "logprobs - other.detach(), 0)",
-        "other.detach() - logprobs, 0)",
+        "logprobs - other.detach(), mask)",
+        "other.detach() - logprobs, mask)",
         "test_objectives.py",
     ),
     Mutant(
         "old log-probabilities not detached",
         OBJECTIVES,
-        "logprobs - other.detach(), 0)",
-        "logprobs - other, 0)",
+        "logprobs - other.detach(), mask)",
+        "logprobs - other, mask)",
         "test_objectives.py",
     ),
     Mutant(
@@ -359,7 +359,7 @@ MUTANTS = [
     Mutant(
         "masked tokens move the sequence ratio",
         OBJECTIVES,
-        "torch.where(mask, logprobs - other.detach(), 0)",
+        "_unmasked(logprobs - other.detach(), mask)",
         "logprobs - other.detach()",
         "test_objectives.py",
         "C5",
@@ -440,8 +440,8 @@ MUTANTS = [
     Mutant(
         "critic's values carry a gradient",
         UPDATE,
-        "critic(batch.targets).detach()",
-        "critic(batch.targets)",
+        "batch._replace(values=values.detach())",
+        "batch._replace(values=values)",
         "test_update.py",
         "G3",
     ),
@@ -610,13 +610,13 @@ MUTANTS = [
     Mutant(
         "noise depends on the place of a replica",
         "noise.py",
-        "for seed in self.seeds\n",
-        "for seed in range(len(self.seeds))\n",
+        "for seed in self.seeds]",
+        "for seed in range(len(self.seeds))]",
         "test_noise.py",
     ),
-    Mutant("every step draws the same", "noise.py", "[0, 0, 0, step]", "[0, 0, 0, 0]", "test_noise.py"),
-    Mutant("steps overlap", "noise.py", "[0, 0, 0, step]", "[step, 0, 0, 0]", "test_noise.py"),
-    Mutant("streams are one", "noise.py", "STREAMS[self.stream]]", "0]", "test_noise.py"),
+    Mutant("every step draws the same", "noise.py", "[3] = step", "[3] = 0", "test_noise.py"),
+    Mutant("steps overlap", "noise.py", "[3] = step", "[0] = step", "test_noise.py"),
+    Mutant("streams are one", "noise.py", "STREAMS[stream]]", "0]", "test_noise.py"),
     Mutant("float32 noise reaches 1", "noise.py", ".clamp_(max=1 - torch.finfo(dtype).eps / 2)", "", "test_noise.py"),
     # ---- the policy ----
     Mutant(
@@ -879,7 +879,7 @@ MUTANTS = [
     Mutant(
         "masked advantages of NaN reach the gradient",
         OBJECTIVES,
-        "return torch.where(mask, advantages, 0)",
+        "return _unmasked(advantages, mask)",
         "return advantages",
         "test_objectives.py",
     ),
@@ -954,8 +954,8 @@ MUTANTS = [
     Mutant(
         "report: rows past the checkpoint stay",
         "experiment/rundir.py",
-        "if step > last_step:",
-        "if False:",
+        "            file.truncate(kept)",
+        "            pass",
         "test_resume.py",
     ),
     Mutant(
@@ -982,8 +982,8 @@ MUTANTS = [
     Mutant(
         "report: rows are cut by a copy",
         "experiment/rundir.py",
-        "        file.truncate(kept)",
-        "        file.seek(0)\n        write_bytes(path, file.read(kept))",
+        "            file.truncate(kept)",
+        "            file.seek(0)\n            write_bytes(path, file.read(kept))",
         "test_resume.py",
     ),
     Mutant(
@@ -1113,6 +1113,38 @@ MUTANTS = [
         "experiment/rundir.py",
         'run.parent.name == "runs" and _is_ours(whole / CONFIG)',
         'run.parent.name == "runs"',
+        "test_damage.py",
+    ),
+    Mutant(
+        "one token kept, all kept", OBJECTIVES, "return x if mask.all()", "return x if mask.any()", "test_objectives.py"
+    ),
+    Mutant(
+        "later epochs learn from the values of the first",
+        UPDATE,
+        "values = None if critic is None else values_of(critic, part)",
+        "pass",
+        "test_ladder.py",
+    ),
+    Mutant(
+        "report: rows of a finished run are not looked at",
+        "experiment/loop.py",
+        "steps = progress.step if finished is None else finished.steps",
+        "steps = 0 if finished is not None else progress.step",
+        "test_damage.py",
+    ),
+    Mutant("report: any row will do", "experiment/rundir.py", "!= (step, seed):", "== ():", "test_damage.py"),
+    Mutant(
+        "report: a row need not be of numbers",
+        "experiment/rundir.py",
+        "if not isinstance(row, dict) or not all(isinstance(value, (int, float)) for value in row.values()):",
+        "if not isinstance(row, dict):",
+        "test_damage.py",
+    ),
+    Mutant(
+        "report: a row need not have what figures draw",
+        "experiment/rundir.py",
+        'if missing := {"rollouts", "success"} - row.keys():',
+        "if missing := set():",
         "test_damage.py",
     ),
     Mutant("report: the last of two flags wins", "cli.py", "    refuse_repeated_flags(arguments)\n", "", "test_run.py"),

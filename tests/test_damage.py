@@ -221,6 +221,58 @@ def test_damaged_metrics_of_a_finished_run_are_one_line(tmp_path):
         rundir.rows_so_far(tmp_path)
 
 
+def damaged(lines: list[str], kind: str) -> list[str]:
+    """The rows of a run, seeds 0 and 1, with something wrong."""
+    row = json.loads(lines[2])
+    match kind:
+        case "gone":
+            return []
+        case "half":
+            return [*lines[:-1], lines[-1][:20]]
+        case "a line short":
+            return lines[:2] + lines[3:]
+        case "another seed":
+            return [*lines[:2], json.dumps(row | {"seed": 5}) + "\n", *lines[3:]]
+        case "a word":
+            return [*lines[:2], json.dumps(row | {"entropy": "none"}) + "\n", *lines[3:]]
+        case "no success":
+            return [*lines[:2], json.dumps({k: v for k, v in row.items() if k != "success"}) + "\n", *lines[3:]]
+        case _:
+            return [*lines[:2], "[1]\n", *lines[3:]]
+
+
+@pytest.mark.parametrize("kind", ["gone", "half", "a line short", "another seed", "a word", "no success", "a list"])
+def test_a_finished_run_whose_rows_are_damaged_is_not_reported(kind, tmp_path, capsys):
+    run(CONFIG, [0, 1], tmp_path)
+    path = tmp_path / rundir.METRICS
+    path.write_text("".join(damaged(path.read_text().splitlines(keepends=True), kind)))
+    before = path.read_bytes()
+    said = (
+        r"ends at step (0|5), its checkpoint is of step 6: put" if kind in ("gone", "half") else r"line 3 is no row of"
+    )
+    with pytest.raises(UsageError, match=rf"metrics\.jsonl:? {said}"):
+        run(CONFIG, [0, 1], tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["gone", "a line short"])
+def test_a_comparison_over_damaged_rows_is_one_line_with_a_cure(kind, tmp_path, capsys):
+    out = tmp_path / "compare"
+    command = ["compare", "--algos", "reinforce", "rloo", "--seeds", "1", "--steps", "8", "--group-steps", "6", *FLAGS]
+    assert main([*command, "--out", str(out)]) == 0
+    path = out / "runs" / "rloo" / rundir.METRICS
+    whole = path.read_text()
+    capsys.readouterr()
+    lines = damaged(whole.splitlines(keepends=True), kind)
+    path.write_text("".join(lines)) if lines else path.unlink()
+    assert main(["compare", "--resume", str(out), "--json"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    beside = f"or remove {path.with_name(rundir.CHECKPOINT)} and {path.with_name(rundir.RESULT)}, and --resume begins"
+    assert (beside if kind == "gone" else f"remove the folder {path.parent}, and --resume {out}") in error
+    path.write_text(whole)
+    assert main(["compare", "--resume", str(out), "--json"]) == 0
+
+
 @pytest.mark.parametrize("change", [{"tokens": []}, {"success": ["x"]}, {"success": []}, {"more": 1}])
 def test_a_damaged_result_is_refused(change, tmp_path):
     run(CONFIG, [0], tmp_path)

@@ -105,10 +105,10 @@ def run(
     learner = make_learner(config, seeds)
     options = step_options(config, learner)
     progress = Progress(0, [0] * len(seeds), [0] * len(seeds), 0.0)
+    finished = None
     if directory is not None:
         progress = restore(directory, config, seeds, learner) or progress
-        if (finished := finished_result(directory, config, seeds)) is not None:
-            return finished
+        finished = finished_result(directory, config, seeds)
     if train_step is not None:
         instruments_every = 0  # its advantage is its own
     generator, train_step = ReplicaGenerator(seeds, "train"), train_step or train_step_of(config)
@@ -117,7 +117,10 @@ def run(
     started = time.perf_counter() - progress.wall_seconds
     try:
         if directory is not None:
-            rundir.cut_rows(directory / rundir.METRICS, progress.step)
+            steps = progress.step if finished is None else finished.steps
+            rundir.cut_rows(directory / rundir.METRICS, steps, seeds)
+        if finished is not None:
+            return finished
         with rundir.RowWriter(None if directory is None else directory / rundir.METRICS) as log:
             while progress.step < config.steps and not should_stop():
                 left = 1 - progress.step / config.steps

@@ -10,7 +10,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -232,42 +232,53 @@ class RowWriter:
         self.flush()
 
 
-def cut_rows(path: Path, last_step: int) -> None:
+def cut_rows(path: Path, last_step: int, seeds: Sequence[int]) -> None:
     """Drop the rows after a step, and a line that was cut short: what a killed run wrote past its checkpoint.
 
     In place, which a full disk has room for.
 
     Raises:
-        UsageError: a line that is no row; rows that end before that step, for a run writes them before its checkpoint.
+        UsageError: a line that is no row, or not the one that belongs there; rows that end before that step, for a run
+            writes them before its checkpoint.
     """
+    expected = ((step, seed) for step in range(1, last_step + 1) for seed in seeds)
     if not path.exists():
         return refuse_lost_rows(path, 0, last_step)
-    kept = reached = 0
+    kept = number = 0
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
-        for number, line in enumerate(file, 1):
+        for number, ((step, seed), line) in enumerate(zip(expected, file, strict=False), 1):
             if not line.endswith(b"\n"):
+                number -= 1
                 break
             try:
-                step = json.loads(line)["step"]
-                if not isinstance(step, int):
-                    raise ValueError("step is no integer")
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                refuse_other_row(json.loads(line), step, seed)
+            except (ValueError, RecursionError) as error:
                 raise UsageError(
                     f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged; {cure(path)}"
                 ) from error
-            if step > last_step:
-                break
-            kept, reached = kept + len(line), step
-        refuse_lost_rows(path, reached, last_step)
-        file.truncate(kept)
+            kept += len(line)
+        refuse_lost_rows(path, number // len(seeds), last_step)
+        if os.fstat(file.fileno()).st_size > kept:
+            file.truncate(kept)
+
+
+def refuse_other_row(row: Any, step: int, seed: int) -> None:
+    """Raise ValueError for what is no row of this step and seed."""
+    if not isinstance(row, dict) or not all(isinstance(value, (int, float)) for value in row.values()):
+        raise ValueError("it is no object of numbers")
+    if (found := (row.get("step"), row.get("seed"))) != (step, seed):
+        raise ValueError(f"it is of step {found[0]}, seed {found[1]}: step {step}, seed {seed} belongs there")
+    if missing := {"rollouts", "success"} - row.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
 
 
 def refuse_lost_rows(path: Path, reached: int, last_step: int) -> None:
     """Raise UsageError where rows are missing that the checkpoint had before it."""
     if reached != last_step:
+        beside = [name for name in (CHECKPOINT, RESULT) if path.with_name(name).exists()]
         raise UsageError(
             f"{path} ends at step {reached}, its checkpoint is of step {last_step}: put the whole file back, "
-            f"or remove {path.with_name(CHECKPOINT)}, and --resume begins again"
+            f"or remove {' and '.join(str(path.with_name(name)) for name in beside)}, and --resume begins again"
         )
 
 
