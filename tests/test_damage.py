@@ -374,3 +374,43 @@ def _command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except OSError:
         return ""
+
+
+def test_a_checkpoint_that_must_not_be_read_is_not_called_missing_or_damaged(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out) == 0
+    (out / rundir.RESULT).unlink()
+    path = out / rundir.CHECKPOINT
+    path.chmod(0)
+    remedy = "Permission denied: give a path that can be read and written"
+    if os.geteuid() == 0:  # who may read all but a folder
+        path.unlink()
+        path.mkdir()
+        remedy = "Is a directory: give a path that can be read and written"
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--json"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"pgprog: error: {path}: {remedy}"
+
+
+def test_curves_are_not_written_through_a_link(tmp_path):
+    out, victim = tmp_path / "compare", tmp_path / "victim"
+    command = ["compare", "--algos", "reinforce", "--seeds", "1", "--steps", "8", *FLAGS]
+    assert main([*command, "--out", str(out)]) == 0
+    before = (out / "curves.csv").read_bytes()
+    assert before.count(b"\n") == 9
+    victim.write_text("precious")
+    for name in ("curves.csv", "learning_curves.png", "results.md"):
+        (out / name).unlink()
+        (out / name).symlink_to(victim)
+    assert main(["compare", "--resume", str(out), "--json"]) == 0
+    assert victim.read_text() == "precious"
+    assert (out / "curves.csv").read_bytes() == before
+
+
+def test_a_program_without_a_guard_can_compare(tmp_path):
+    program = tmp_path / "program.py"
+    arguments = ["compare", "--algos", "reinforce", "--seeds", "1", "--steps", "8", *FLAGS, "--out"]
+    program.write_text(f"from pgprog.cli import main\nassert main({arguments} + [{str(tmp_path / 'out')!r}]) == 0\n")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    assert json.loads(done.stdout)["interrupted"] is False

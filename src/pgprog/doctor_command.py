@@ -97,10 +97,11 @@ def doctor(args: Doctor) -> int:
         "modes": found,
     }
     if args.out is not None:
-        from pgprog.report.doctor_figures import draw  # late, as it brings matplotlib
+        from pgprog.experiment.rundir import write_bytes  # late, as they bring torch and matplotlib
+        from pgprog.report.doctor_figures import draw
 
         draw(args.out, found)
-        (args.out / "doctor.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_bytes(args.out / "doctor.json", (json.dumps(content, indent=1) + "\n").encode())
     if args.json:
         print(json.dumps(content))
     else:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -231,7 +232,8 @@ def write_curves(path: Path, jobs: Iterable[Job], rows_by_run: dict[str, Rows]) 
     """All metrics of all runs in one table, a row per run, seed and step."""
     rows = [{"run": job.name, "algo": job.config.name, **row} for job in jobs for row in rows_by_run[job.name]]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")  # there are none, and looking takes time
-        writer.writeheader()
-        writer.writerows(rows)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns, extrasaction="ignore")  # there are none, and looking takes time
+    writer.writeheader()
+    writer.writerows(rows)
+    rundir.write_bytes(path, file.getvalue().encode())

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pgprog.errors import UsageError
@@ -76,7 +77,8 @@ def run_jobs(
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(stop, reports))
     others = mp.active_children()
     by_cost = sorted(jobs, key=_cost, reverse=True)
-    with _signals_held():  # which workers inherit for life: this process gets them too, and says when to stop
+    # Workers inherit the held signals for life: this process gets them too, and says when to stop.
+    with _main_left_out(), _signals_held():
         waiting: dict[Future[Any], Job | Measurement] = {
             pool.submit(_do, job, checkpoint_every, instruments_every): job for job in by_cost
         }
@@ -149,6 +151,17 @@ def _safe_path() -> Iterator[None]:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Start workers that do not import the program: it may be a notebook, or begin to compare once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -33,7 +33,7 @@ GRID = "grid.json"
 ROWS_AT_ONCE = 250
 _FILE = r"((config|result|summary|grid)\.json|metrics\.jsonl|checkpoint\.safetensors|\.pgprog\.lock)(\.partial)?"
 _FIGURE = r"(learning_curves|final_success|success_by_target|gradient_noise|grid)\.(png|svg)"
-_PAGE = rf"(results\.md|curves\.csv)(\.partial)?|{_FIGURE}"
+_PAGE = rf"(results\.md|curves\.csv|{_FIGURE})(\.partial)?"
 RUN_FILE = re.compile(rf"(runs/[a-z_-]+/)?{_FILE}|{_PAGE}")
 RUN_FOLDER = re.compile(r"runs(/[a-z_-]+)?")
 
@@ -303,8 +303,16 @@ def save_checkpoint(directory: Path, tensors: dict[str, Tensor], metadata: dict[
 
 
 def load_checkpoint(directory: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and metadata, without unpickling; raise UsageError for a missing, damaged or foreign file."""
+    """Read tensors and metadata, without unpickling.
+
+    Raises: UsageError for a missing, damaged or foreign file; OSError for one that must not be read, with its name.
+    """
     path = directory / CHECKPOINT
+    try:
+        with open(path, "rb"):  # for safetensors, one that must not be read is missing
+            pass
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: give the directory of a run that has saved one") from None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -313,7 +321,5 @@ def load_checkpoint(directory: Path) -> tuple[dict[str, Tensor], dict[str, str]]
                     f"{path} is no checkpoint of this version ({FORMAT}): it says {metadata.get('format')!r}"
                 )
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (no mapping)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: give the directory of a run that has saved one") from None
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{path} cannot be read ({error}): it is damaged or no checkpoint") from error

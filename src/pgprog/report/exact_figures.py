@@ -1,13 +1,14 @@
 """Figures of ``pgprog exact``, as PNG and SVG."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from pgprog.report.figures import COLOURS, plt
+from pgprog.report.figures import COLOURS, plt, save
 
 OWN = "#7b4fa0"  # a user's function
 
@@ -19,19 +20,7 @@ def draw(directory: Path, found: dict[str, Any]) -> list[Path]:
         "exact_noise": (True, noise),
         "critic": (bool(found["critic"]), critic),
     }
-    paths = []
-    style: dict[Any, Any] = {"svg.hashsalt": "pgprog", "font.size": 9}
-    style |= {"axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
-        for name, (wanted, make) in figures.items():
-            if not wanted:
-                continue
-            figure = make(found)
-            for suffix in (".png", ".svg"):
-                figure.savefig(directory / (name + suffix), dpi=150, bbox_inches="tight")
-            plt.close(figure)
-            paths.append(directory / f"{name}.png")
-    return paths
+    return save(directory, {name: partial(make, found) for name, (wanted, make) in figures.items() if wanted})
 
 
 def effective_weight(found: dict[str, Any]) -> Figure:

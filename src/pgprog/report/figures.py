@@ -1,5 +1,6 @@
 """Figures of a comparison, as PNG and SVG."""
 
+import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from pgprog.experiment.config import TITLES
+from pgprog.experiment.rundir import write_bytes
 from pgprog.experiment.watch import Rows
 
 # The rungs keep their colours; twenty more go round among the other recipes.
@@ -51,8 +53,10 @@ def save(directory: Path, figures: dict[str, Callable[[], Figure]]) -> list[Path
     ):
         for name, make in figures.items():
             figure = make()
-            for suffix in (".png", ".svg"):
-                figure.savefig(directory / (name + suffix), dpi=150, bbox_inches="tight")
+            for kind in ("png", "svg"):
+                drawn = io.BytesIO()
+                figure.savefig(drawn, format=kind, dpi=150, bbox_inches="tight")
+                write_bytes(directory / f"{name}.{kind}", drawn.getvalue())
             plt.close(figure)
             paths.append(directory / f"{name}.png")
     return paths
