@@ -184,7 +184,7 @@ BAD = {
     "not a number": (["train", "--steps", "many"], r"--steps: invalid literal .* 'many'; see pgprog train --help"),
     "unknown flag": (["train", "--stepz", "3"], r"Unrecognized options: --stepz"),
     "unknown choice": (["train", "--targets", "odd"], r"invalid choice 'odd' for argument '--targets'"),
-    "unknown command": (["trian"], r"Unrecognized options: trian"),
+    "unknown command": (["trian"], r"unknown command 'trian': did you mean 'train'\? choose one of train, compare,"),
     "no command": ([], r"Expected one of \{train, compare, grid, sample"),
     "no seeds": (["compare", "--seeds", "0"], r"--seeds 0 is too few"),
     "unknown contender": (["compare", "--algos", "grpo", "dpo"], r"unknown algorithm 'dpo'"),
@@ -200,6 +200,16 @@ BAD = {
     "budget": (["compare", "--equal-rollouts", "10"], r"--equal-rollouts 10 is less than one step"),
     "first seed": (["compare", "--first-seed", "-1"], r"--first-seed -1 is out of range"),
     "no run": (["sample", "--run", "/nowhere", "--target", "3"], r"/nowhere/config.json does not exist"),
+    "nearly a flag": (
+        ["train", "--step", "5"],
+        r"Unrecognized options: --step, 5; did you mean --steps\?; see pgprog train",
+    ),
+    "no integer": (
+        ["sample", "--run", "x", "--target", "abc"],
+        r": --target 'abc' is no integer; see pgprog sample --help",
+    ),
+    "no number": (["train", "--lr", "fast"], r": --lr 'fast' is no number; see pgprog train --help"),
+    "no function": (["train", "--advantage", "mine.py"], r"--advantage 'mine.py' names no function: give FILE.py:fun"),
     "no advantage file": (["train", "--advantage", "nowhere.py:f"], r"--advantage 'nowhere.py:f' is not there"),
 }
 
@@ -217,6 +227,13 @@ def test_bad_input_gets_one_line_and_exit_code_2(name, capsys, tmp_path, monkeyp
 
     assert re.search(message, captured.err), captured.err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_signal_is_answered_at_once(capfd):
+    with stop_on_interrupt() as came:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    assert capfd.readouterr().err == "\nStopping, and saving what was reached; once more stops at once.\n"
 
 
 def test_set_adds_up(capsys):

@@ -1,11 +1,14 @@
 """The command line: parses arguments, runs the command, and turns a user's mistake into one line."""
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from itertools import dropwhile, takewhile
 from typing import Any
@@ -14,7 +17,7 @@ import tyro
 
 from pgprog.arguments import Compare, Grid, Sample, Train
 from pgprog.doctor_command import Doctor
-from pgprog.errors import UsageError, full
+from pgprog.errors import UsageError, choose, full
 from pgprog.exact.commands import Exact, Foundations
 from pgprog.experiment.executor import start_server
 from pgprog.imports import without_collection
@@ -73,6 +76,8 @@ def parse(arguments: list[str]) -> Any:
     if arguments == ["--version"]:
         print(f"pgprog {version('pgprog')}")
         sys.exit(0)
+    if arguments and not arguments[0].startswith("-"):
+        choose("command", arguments[0], COMMANDS)
     refuse_repeated_flags(arguments)
     said = io.StringIO()
     try:
@@ -85,9 +90,21 @@ def parse(arguments: list[str]) -> Any:
         lines = [line.strip("│╭╮╰╯─ \n") for line in said.getvalue().splitlines()][1:]
         message = list(takewhile(lambda line: line.strip("-"), dropwhile(lambda line: not line.strip("-"), lines)))
         command = arguments[0] if arguments and arguments[0] in COMMANDS else None
-        raise UsageError(
-            f"{' '.join(message).rstrip('.')}; see {' '.join(filter(None, ('pgprog', command, '--help')))}"
-        ) from None
+        see = " ".join(filter(None, ("pgprog", command, "--help")))
+        raise UsageError(f"{plainly(' '.join(message).rstrip('.'), command)}; see {see}") from None
+
+
+def plainly(message: str, command: str | None) -> str:
+    """What tyro says, in words that a user knows, with the flag that is nearest to one that there is not."""
+    message = re.sub(
+        r"Error parsing (--[\w-]+): invalid literal for int\(\) .*: ('.*')", r"\1 \2 is no integer", message
+    )
+    message = re.sub(r"Error parsing (--[\w-]+): could not convert .*: ('.*')", r"\1 \2 is no number", message)
+    if command is not None and (found := re.match(r"Unrecognized options: (--[\w-]+)", message)):
+        flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(COMMANDS[command][0])]
+        if near := get_close_matches(found[1], flags, n=1):
+            message += f"; did you mean {near[0]}?"
+    return message
 
 
 def refuse_repeated_flags(arguments: list[str]) -> None:

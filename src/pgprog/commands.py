@@ -149,7 +149,8 @@ def compare(args: Compare) -> int:
             + f"; then at {budget:,} rollouts each",
         )
         with progress_bars(console) as bars:
-            names = {job.name: job.name.replace("_", " ").replace("-", " ") for job in (*main, *equal)}
+            names = {job.name: TITLES[job.name] for job in main}
+            names |= {job.name: f"{TITLES[job.config.name]}, equal rollouts" for job in equal}
             tasks = {
                 job.name: bars.add_task(names[job.name], total=job.config.steps, success="") for job in (*main, *equal)
             }

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -172,6 +172,8 @@ def stop_on_interrupt() -> Iterator[list[int]]:
     def note(signum: int, frame: object) -> None:
         came.append(signum)
         restore()
+        with suppress(OSError):  # not print: a signal may come in the middle of one
+            os.write(2, b"\nStopping, and saving what was reached; once more stops at once.\n")
 
     def restore() -> None:
         for stop, handler in previous.items():

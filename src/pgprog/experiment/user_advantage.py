@@ -26,7 +26,9 @@ def load_advantage(spec: str) -> Callable[[Rollout], Tensor]:
     """
     name, _, function_name = spec.rpartition(":")
     path = Path(name)
-    if not name or not function_name or not path.is_file():
+    if not name or not function_name:
+        raise UsageError(f"--advantage {spec!r} names no function: give FILE.py:function")
+    if not path.is_file():
         raise UsageError(
             f"--advantage {spec!r} is not there: give FILE.py:function, a file that exists and a function in it"
         )

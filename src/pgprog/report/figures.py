@@ -74,6 +74,9 @@ def learning_curves(summary: dict[str, Any], rows_by_run: dict[str, Rows]) -> Fi
     panels[1].set(xlabel="rollouts")
     panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))
     panels[1].axvline(summary["equal_rollouts"], color="black", lw=0.8, ls=":")
+    panels[1].legend(
+        panels[1].lines[-1:], ["equal rollouts, whose own runs end there"], frameon=False, loc="lower right"
+    )
     panels[0].legend(frameon=False, loc="lower right")
     figure.suptitle(f"Learning curves: mean and range of {summary['config']['seeds']} seeds")
     return figure
