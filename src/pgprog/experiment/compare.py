@@ -5,7 +5,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -228,12 +228,12 @@ def note_on_intervals(n: int) -> str:
     )
 
 
-def write_curves(path: Path, jobs: Iterable[Job], rows_by_run: dict[str, Rows]) -> None:
+def write_curves(path: Path, jobs: Sequence[Job], rows_by_run: dict[str, Rows]) -> None:
     """All metrics of all runs in one table, a row per run, seed and step."""
-    rows = [{"run": job.name, "algo": job.config.name, **row} for job in jobs for row in rows_by_run[job.name]]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = list(dict.fromkeys(chain.from_iterable(row for job in jobs for row in rows_by_run[job.name])))
     file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, columns, extrasaction="ignore")  # there are none, and looking takes time
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(file)
+    writer.writerow(["run", "algo", *columns])
+    for job in jobs:
+        writer.writerows([job.name, job.config.name, *map(row.get, columns)] for row in rows_by_run[job.name])
     rundir.write_bytes(path, file.getvalue().encode())

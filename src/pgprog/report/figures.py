@@ -53,9 +53,11 @@ def save(directory: Path, figures: dict[str, Callable[[], Figure]]) -> list[Path
     ):
         for name, make in figures.items():
             figure = make()
+            figure.draw_without_rendering()  # once for both, where bbox_inches="tight" would draw for each
+            frame = figure.get_tightbbox().padded(0.1)
             for kind in ("png", "svg"):
                 drawn = io.BytesIO()
-                figure.savefig(drawn, format=kind, dpi=150, bbox_inches="tight")
+                figure.savefig(drawn, format=kind, dpi=150, bbox_inches=frame)
                 write_bytes(directory / f"{name}.{kind}", drawn.getvalue())
             plt.close(figure)
             paths.append(directory / f"{name}.png")
@@ -75,7 +77,7 @@ def learning_curves(summary: dict[str, Any], rows_by_run: dict[str, Rows]) -> Fi
     panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))
     panels[1].axvline(summary["equal_rollouts"], color="black", lw=0.8, ls=":")
     panels[1].legend(
-        panels[1].lines[-1:], ["equal rollouts, whose own runs end there"], frameon=False, loc="lower right"
+        panels[1].lines[-1:], ["equal rollouts, met by\nruns that end there"], frameon=False, loc="lower right"
     )
     panels[0].legend(frameon=False, loc="lower right")
     figure.suptitle(f"Learning curves: mean and range of {summary['config']['seeds']} seeds")
