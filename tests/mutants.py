@@ -440,10 +440,17 @@ MUTANTS = [
     Mutant(
         "critic's values carry a gradient",
         UPDATE,
-        "batch._replace(values=values.detach())",
+        "batch._replace(values=values.detach().clone())",
         "batch._replace(values=values)",
         "test_update.py",
         "G3",
+    ),
+    Mutant(
+        "an advantage in place changes what the critic learns",
+        UPDATE,
+        "batch._replace(values=values.detach().clone())",
+        "batch._replace(values=values.detach())",
+        "test_update.py",
     ),
     Mutant(
         "critic's gradient is in the norm",
@@ -1004,8 +1011,8 @@ MUTANTS = [
     Mutant(
         "report: a second signal is only noted",
         "experiment/executor.py",
-        "came.append(signum)\n        restore()",
-        "came.append(signum)",
+        "            signal.signal(stop, act)",
+        "            pass",
         "test_run.py",
     ),
     Mutant(
@@ -1018,10 +1025,32 @@ MUTANTS = [
     Mutant(
         "report: workers of a broken pool are waited for",
         "experiment/executor.py",
-        "worker.kill()",
-        "pass",
+        "worker.kill()  # the pool sends",
+        "pass  # the pool sends",
         "test_compare.py",
     ),
+    Mutant(
+        "report: workers that are done with are waited for",
+        "experiment/executor.py",
+        "worker.kill()  # they have nothing",
+        "pass  # they have nothing",
+        "test_damage.py",
+    ),
+    Mutant(
+        "report: any number is a result",
+        "experiment/loop.py",
+        "        refuse_other_result(result, len(seeds), make_task(config).max_target + 1)\n",
+        "",
+        "test_damage.py",
+    ),
+    Mutant(
+        "report: the end of the command takes a user's open files along",
+        "__main__.py",
+        'name.startswith("pgprog_user_")',
+        "False",
+        "test_damage.py",
+    ),
+    Mutant("report: nothing is flushed at the end", "__main__.py", "stream.flush()", "pass", "test_damage.py"),
     Mutant(
         "report: divergence seen in the loss alone",
         "experiment/loop.py",
@@ -1115,9 +1144,7 @@ MUTANTS = [
         'run.parent.name == "runs"',
         "test_damage.py",
     ),
-    Mutant(
-        "one token kept, all kept", OBJECTIVES, "return x if mask.all()", "return x if mask.any()", "test_objectives.py"
-    ),
+    Mutant("one token kept, all kept", OBJECTIVES, "if mask.all() else", "if mask.any() else", "test_objectives.py"),
     Mutant(
         "later epochs learn from the values of the first",
         UPDATE,

@@ -235,13 +235,20 @@ def damaged(lines: list[str], kind: str) -> list[str]:
             return [*lines[:2], json.dumps(row | {"seed": 5}) + "\n", *lines[3:]]
         case "a word":
             return [*lines[:2], json.dumps(row | {"entropy": "none"}) + "\n", *lines[3:]]
+        case "too much":
+            return [*lines[:2], json.dumps(row | {"success": 10**400}) + "\n", *lines[3:]]
+        case "half a rollout":
+            return [*lines[:2], json.dumps(row | {"rollouts": 0.5}) + "\n", *lines[3:]]
         case "no success":
             return [*lines[:2], json.dumps({k: v for k, v in row.items() if k != "success"}) + "\n", *lines[3:]]
         case _:
             return [*lines[:2], "[1]\n", *lines[3:]]
 
 
-@pytest.mark.parametrize("kind", ["gone", "half", "a line short", "another seed", "a word", "no success", "a list"])
+@pytest.mark.parametrize(
+    "kind",
+    ["gone", "half", "a line short", "another seed", "a word", "too much", "half a rollout", "no success", "a list"],
+)
 def test_a_finished_run_whose_rows_are_damaged_is_not_reported(kind, tmp_path, capsys):
     run(CONFIG, [0, 1], tmp_path)
     path = tmp_path / rundir.METRICS
@@ -273,7 +280,25 @@ def test_a_comparison_over_damaged_rows_is_one_line_with_a_cure(kind, tmp_path, 
     assert main(["compare", "--resume", str(out), "--json"]) == 0
 
 
-@pytest.mark.parametrize("change", [{"tokens": []}, {"success": ["x"]}, {"success": []}, {"more": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": []},
+        {"tokens": ["a"]},
+        {"success": ["x"]},
+        {"success": []},
+        {"success": [7]},
+        {"success": [10**400]},
+        {"success_sum_targets": [float("nan")]},
+        {"success_by_target": [["a"] * 5]},
+        {"success_by_target": [[0.5]]},
+        {"success_by_target": [1]},
+        {"rollouts": None},
+        {"wall_seconds": "x"},
+        {"steps": 6.0},
+        {"more": 1},
+    ],
+)
 def test_a_damaged_result_is_refused(change, tmp_path):
     run(CONFIG, [0], tmp_path)
     path = tmp_path / rundir.RESULT
@@ -403,6 +428,7 @@ def test_curves_are_not_written_through_a_link(tmp_path):
         (out / name).unlink()
         (out / name).symlink_to(victim)
     assert main(["compare", "--resume", str(out), "--json"]) == 0
+    assert not any(path.is_symlink() for path in out.iterdir())
     assert victim.read_text() == "precious"
     assert (out / "curves.csv").read_bytes() == before
 
@@ -414,3 +440,49 @@ def test_a_program_without_a_guard_can_compare(tmp_path):
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
     assert json.loads(done.stdout)["interrupted"] is False
+
+
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_the_end_of_the_command_loses_nothing(tmp_path):
+    """Neither its own output nor what a user's function has not yet written."""
+    mine, log = tmp_path / "mine.py", tmp_path / "log"
+    mine.write_text(f"log = open({str(log)!r}, 'a')\ndef A(rewards):\n    log.write('x')\n    return rewards\n")
+    program = [sys.executable, "-m", "pgprog"]
+    for more in ([], ["--advantage", f"{mine}:A"]):
+        out = tmp_path / f"run{len(more)}"
+        command = [*program, "train", "--algo", "reinforce", "--steps", "2", *FLAGS[:6], "--json", "--out", str(out)]
+        done = subprocess.run([*command, *more], capture_output=True, text=True, env=BUFFERED, check=True)
+        assert json.loads(done.stdout)["result"]["steps"] == 2
+        assert (log.exists(), done.stderr.count("Traceback")) == (bool(more), 0)
+    assert log.read_text() == "x" * 3  # once before the run, and at each step
+
+
+@pytest.mark.parametrize(("end", "code"), [(">&-", 0), ("| true", None), (">/dev/full", 2), ("2>&-", 0)])
+def test_output_that_nobody_takes_is_no_traceback(end, code):
+    done = subprocess.run(
+        f"{sys.executable} -m pgprog recipes --json {end}", shell=True, capture_output=True, text=True, env=BUFFERED
+    )
+    assert "Traceback" not in done.stderr
+    assert code is None or done.returncode == code
+
+
+LAST_KILL = """
+import multiprocessing as mp, os, signal
+from pgprog.experiment.config import RunConfig
+from pgprog.experiment.executor import Job, run_jobs
+
+config = RunConfig(seq_len=2, digits=3, prompts=4, hidden=8, group_size=4, steps=6)
+left = 2
+for _ in run_jobs([Job(str(i), config, (i,), None) for i in range(left)], 2, 100, lambda progress: None):
+    left -= 1
+    if left == 0:
+        os.kill(mp.active_children()[0].pid, signal.SIGKILL)
+print("done")
+"""
+
+
+def test_a_worker_that_is_killed_when_all_is_done_is_not_waited_for():
+    done = subprocess.run([sys.executable, "-c", LAST_KILL], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

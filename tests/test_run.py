@@ -181,7 +181,7 @@ BAD = {
     "seed": (["train", "--seed", "-1"], r"--seed -1 is out of range"),
     "huge task": (["train", "--seq-len", "100000"], r"a target up to 900000 is over 5000"),
     "unwritable": (["train", "--out", "/proc/nowhere"], r"/proc/nowhere cannot be written"),
-    "not a number": (["train", "--steps", "many"], r"--steps: invalid literal .* 'many'; see pgprog train --help"),
+    "not a number": (["train", "--steps", "many"], r"error: --steps 'many' is no integer; see pgprog train --help"),
     "unknown flag": (["train", "--stepz", "3"], r"Unrecognized options: --stepz"),
     "unknown choice": (["train", "--targets", "odd"], r"invalid choice 'odd' for argument '--targets'"),
     "unknown command": (["trian"], r"unknown command 'trian': did you mean 'train'\? choose one of train, compare,"),
@@ -203,6 +203,10 @@ BAD = {
     "nearly a flag": (
         ["train", "--step", "5"],
         r"Unrecognized options: --step, 5; did you mean --steps\?; see pgprog train",
+    ),
+    "another's flag": (
+        ["train", "--seeds", "1"],
+        r"options: --seeds 1; did you mean --seed\?; see pgprog train --help",
     ),
     "no integer": (
         ["sample", "--run", "x", "--target", "abc"],
@@ -233,7 +237,7 @@ def test_a_signal_is_answered_at_once(capfd):
     with stop_on_interrupt() as came:
         os.kill(os.getpid(), signal.SIGTERM)
         assert came == [signal.SIGTERM]
-    assert capfd.readouterr().err == "\nStopping, and saving what was reached; once more stops at once.\n"
+    assert capfd.readouterr().err == "\nStopping, and saving what was reached.\n"
 
 
 def test_set_adds_up(capsys):

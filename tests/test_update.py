@@ -240,6 +240,19 @@ def test_values_are_the_critics_before_the_update_and_carry_no_gradient():
     same(batch.values, critic(batch.targets))
 
 
+def test_an_advantage_that_works_in_place_does_not_change_what_the_critic_learns():
+    def metrics(advantage):
+        policy, _, generator = fresh()
+        critic = Critic(TASK, ReplicaGenerator([0, 1, 2], "critic"), hidden=3, dtype=torch.float64)
+        optimizer = torch.optim.SGD([*policy.parameters(), *critic.parameters()], lr=0.1)
+        return update(policy, optimizer, generator, advantage, prompts=4, critic=critic)
+
+    same(
+        metrics(lambda b: b.rewards - b.values.fill_(7).unsqueeze(-1))["value_loss"],
+        metrics(lambda b: b.rewards)["value_loss"],
+    )
+
+
 def test_the_critics_gradient_is_not_clipped_and_not_in_the_norm():
     """V = 1000 has a regression gradient of some 2000; the policy's norm and step are those without a critic."""
     policy, _, generator = fresh()

@@ -49,13 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with without_collection():
             command = importlib.import_module(module)
         code = int(getattr(command, function)(parsed))
-        sys.stdout.flush()  # here, where it is said what is wrong with it
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it is said what is wrong with it
         return code
     except UsageError as error:
-        print(f"pgprog: error: {error}", file=sys.stderr)
+        complain(f"pgprog: error: {error}")
         return 2
     except MemoryError:
-        print("pgprog: error: not enough memory: give smaller sizes", file=sys.stderr)
+        complain("pgprog: error: not enough memory: give smaller sizes")
         return 2
     except BrokenPipeError:  # of a reader such as head, who has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -64,11 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = str(error.filename)[:200] if error.filename else "standard output, or a file"
         path = "give a path that can be read and written"
         remedy = "make room, then repeat, or --resume a run" if full(error) else path
-        print(f"pgprog: error: {where}: {error.strerror}: {remedy}", file=sys.stderr)
+        complain(f"pgprog: error: {where}: {error.strerror}: {remedy}")
         return 2
     except KeyboardInterrupt:
-        print("pgprog: interrupted", file=sys.stderr)
+        complain("pgprog: interrupted")
         return 130
+
+
+def complain(line: str) -> None:
+    """Print to standard error, if there is one that takes it."""
+    if sys.stderr is not None:  # to print, None is standard output
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str]) -> Any:
@@ -100,7 +108,8 @@ def plainly(message: str, command: str | None) -> str:
         r"Error parsing (--[\w-]+): invalid literal for int\(\) .*: ('.*')", r"\1 \2 is no integer", message
     )
     message = re.sub(r"Error parsing (--[\w-]+): could not convert .*: ('.*')", r"\1 \2 is no number", message)
-    if command is not None and (found := re.match(r"Unrecognized options: (--[\w-]+)", message)):
+    message = re.sub(r" \(applied to [^)]*\)", "", message)
+    if command is not None and (found := re.match(r"Unrecognized (?:or misplaced )?options: (--[\w-]+)", message)):
         flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(COMMANDS[command][0])]
         if near := get_close_matches(found[1], flags, n=1):
             message += f"; did you mean {near[0]}?"

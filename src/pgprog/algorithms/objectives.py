@@ -404,7 +404,7 @@ def token_mean(per_token: Float[Tensor, "*K P G T"], mask: Bool[Tensor, "*K P G 
 
 def _unmasked(x: Tensor, mask: Tensor) -> Tensor:
     """x, and exactly 0 where masked, NaN too; of one shape. Mostly nothing is masked, and looking is cheaper."""
-    return x if mask.all() else torch.where(mask, x, 0)
+    return x.contiguous() if mask.all() else torch.where(mask, x, 0)
 
 
 def _weighted(per_token: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:

@@ -135,10 +135,13 @@ def values_of(critic: Critic | PrefixCritic, batch: Rollout) -> Float[Tensor, "K
 
 
 def with_values(batch: Rollout, values: Float[Tensor, "K P"] | Float[Tensor, "K P G T"]) -> Rollout:
-    """The batch and its values before the update, which carry no gradient there."""
+    """The batch and its values before the update, which carry no gradient there.
+
+    Copies: an advantage that works in place is not to change what the critic learns.
+    """
     if values.dim() == batch.tokens.dim():
-        return batch._replace(prefix_values=values.detach())
-    return batch._replace(values=values.detach())
+        return batch._replace(prefix_values=values.detach().clone())
+    return batch._replace(values=values.detach().clone())
 
 
 def critic_loss(values: Float[Tensor, "K P"] | Float[Tensor, "K P G T"], batch: Rollout) -> Float[Tensor, "K"]:

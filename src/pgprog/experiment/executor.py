@@ -108,6 +108,8 @@ def run_jobs(
         stop.set()
         pool.shutdown(cancel_futures=True)
         raise
+    for worker in set(mp.active_children()) - set(others):
+        worker.kill()  # they have nothing left to do, and the pool would wait for one that cannot hear it
     pool.shutdown(wait=False)  # a process with torch takes a second to end: nobody needs to wait for that
     if came:
         raise KeyboardInterrupt
@@ -166,18 +168,25 @@ def _main_left_out() -> Iterator[None]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[list[int]]:
-    """Turn Ctrl-C and SIGTERM into a request to stop, noted in the list; a second signal acts as it would by itself."""
+    """Turn Ctrl-C and SIGTERM into a request to stop, noted in the list; a second one acts as it would by itself.
+
+    In a thread other than the main one, which has no signals, nothing comes.
+    """
     came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
 
     def note(signum: int, frame: object) -> None:
         came.append(signum)
-        restore()
+        for stop in STOPS:
+            signal.signal(stop, act)
         with suppress(OSError):  # not print: a signal may come in the middle of one
-            os.write(2, b"\nStopping, and saving what was reached; once more stops at once.\n")
+            os.write(2, b"\nStopping, and saving what was reached.\n")
 
-    def restore() -> None:
-        for stop, handler in previous.items():
-            signal.signal(stop, handler)
+    def act(signum: int, frame: object) -> None:  # in Python, for a signal may be on its way while handlers change
+        signal.signal(signum, previous[signal.Signals(signum)])
+        signal.raise_signal(signum)
 
     previous = {stop: signal.getsignal(stop) for stop in STOPS}  # all of them before the first is replaced
     try:
@@ -185,7 +194,8 @@ def stop_on_interrupt() -> Iterator[list[int]]:
             signal.signal(stop, note)
         yield came
     finally:
-        restore()
+        for stop, handler in previous.items():
+            signal.signal(stop, handler)
 
 
 def exit_code(came: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from pgprog.errors import UsageError, full
 from pgprog.experiment import rundir
 from pgprog.experiment.config import INSTRUMENTS_EVERY, RunConfig
 from pgprog.experiment.instruments import observed, usual_advantage
-from pgprog.experiment.learner import Learner, Progress, make_learner, restore, save
+from pgprog.experiment.learner import Learner, Progress, make_learner, make_task, restore, save
 from pgprog.experiment.user_advantage import load_advantage
 from pgprog.noise import ReplicaGenerator
 from pgprog.policy import Policy
@@ -154,7 +154,7 @@ def run(
             rundir.write_json(directory / rundir.RESULT, asdict(result))
     except OSError as error:
         raise UsageError(
-            f"{directory} cannot be written ({error.strerror}) after step {progress.step}: "
+            f"{error.filename or directory} cannot be written ({error.strerror}) after step {progress.step}: "
             f"{'make room' if full(error) else 'mend that'}, then go on from the last checkpoint with --resume"
         ) from error
     return result
@@ -172,12 +172,24 @@ def finished_result(directory: Path, config: RunConfig, seeds: Sequence[int]) ->
         return None
     try:
         result = Result(**rundir.read_json(path))
-        lists = (result.tokens, result.success, result.success_sum_targets, result.success_by_target)
-        if any(len(each) != len(seeds) for each in lists) or not all(map(math.isfinite, result.success)):
-            raise TypeError(f"it is not of {len(seeds)} seeds")
-    except TypeError as error:
-        raise UsageError(f"{path} is damaged ({error}): remove it, and --resume evaluates again") from error
+        refuse_other_result(result, len(seeds), make_task(config).max_target + 1)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged ({str(error)[:200]}): remove it, and --resume evaluates again") from error
     return result if result.steps == config.steps else None
+
+
+def refuse_other_result(result: Result, K: int, targets: int) -> None:
+    """Raise TypeError or ValueError for what is no result of so many seeds and targets."""
+    lists = (result.tokens, result.success, result.success_sum_targets, result.success_by_target)
+    if any(len(each) != K for each in lists) or any(len(row) != targets for row in result.success_by_target):
+        raise ValueError(f"it is not of {K} seeds and {targets} targets")
+    if bad := [n for n in (result.steps, result.rollouts, *result.tokens) if type(n) is not int or n < 0]:
+        raise ValueError(f"{bad[0]!r} is no count")
+    shares = [*result.success, *result.success_sum_targets, *(x for row in result.success_by_target for x in row)]
+    if odd := [x for x in shares if not 0 <= x <= 1 + 1e-9]:
+        raise ValueError(f"{odd[0]!r} is no share")
+    if not 0 <= result.wall_seconds < math.inf:
+        raise ValueError(f"{result.wall_seconds!r} are no seconds")
 
 
 def evaluated(config: RunConfig, seeds: Sequence[int], policy: Policy, progress: Progress) -> Result:

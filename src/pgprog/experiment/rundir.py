@@ -270,6 +270,8 @@ def refuse_other_row(row: Any, step: int, seed: int) -> None:
         raise ValueError(f"it is of step {found[0]}, seed {found[1]}: step {step}, seed {seed} belongs there")
     if missing := {"rollouts", "success"} - row.keys():
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    if type(row["rollouts"]) is not int or not 0 <= row["success"] <= 1:
+        raise ValueError(f"its rollouts are {row['rollouts']!r}, its success is {row['success']!r}"[:200])
 
 
 def refuse_lost_rows(path: Path, reached: int, last_step: int) -> None:

@@ -1,11 +1,10 @@
 """What a worker of a comparison needs, imported once by the server that workers are forked from."""
 
-import gc
 import importlib
 
-from pgprog.imports import without_collection
+from pgprog.imports import own_process, without_collection
 
-gc.freeze()
+own_process()
 with without_collection():
     for _name in ("tyro", "pgprog.experiment.loop", "pgprog.experiment.gradients"):
         importlib.import_module(_name)
