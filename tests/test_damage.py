@@ -456,7 +456,7 @@ def test_the_end_of_the_command_loses_nothing(tmp_path):
         done = subprocess.run([*command, *more], capture_output=True, text=True, env=BUFFERED, check=True)
         assert json.loads(done.stdout)["result"]["steps"] == 2
         assert (log.exists(), done.stderr.count("Traceback")) == (bool(more), 0)
-    assert log.read_text() == "x" * 3  # once before the run, and at each step
+    assert log.read_text() in ("xx", "xxx")  # at each step; the file is loaded for a trial before, and closed or not
 
 
 @pytest.mark.parametrize(("end", "code"), [(">&-", 0), ("| true", None), (">/dev/full", 2), ("2>&-", 0)])

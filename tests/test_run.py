@@ -233,11 +233,13 @@ def test_bad_input_gets_one_line_and_exit_code_2(name, capsys, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-def test_a_signal_is_answered_at_once(capfd):
+@pytest.mark.parametrize(("terminal", "said"), [(True, "\nStopping, and saving what was reached.\n"), (False, "")])
+def test_a_signal_is_answered_at_once_where_somebody_looks(terminal, said, capfd, monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda fd: terminal and fd == 2)
     with stop_on_interrupt() as came:
         os.kill(os.getpid(), signal.SIGTERM)
         assert came == [signal.SIGTERM]
-    assert capfd.readouterr().err == "\nStopping, and saving what was reached.\n"
+    assert capfd.readouterr().err == said
 
 
 def test_set_adds_up(capsys):

@@ -181,8 +181,9 @@ def stop_on_interrupt() -> Iterator[list[int]]:
         came.append(signum)
         for stop in STOPS:
             signal.signal(stop, act)
-        with suppress(OSError):  # not print: a signal may come in the middle of one
-            os.write(2, b"\nStopping, and saving what was reached.\n")
+        with suppress(OSError):  # of a standard error that is closed
+            if os.isatty(2):  # not print: a signal may come in the middle of one
+                os.write(2, b"\nStopping, and saving what was reached.\n")
 
     def act(signum: int, frame: object) -> None:  # in Python, for a signal may be on its way while handlers change
         signal.signal(signum, previous[signal.Signals(signum)])
