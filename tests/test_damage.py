@@ -156,7 +156,17 @@ def test_train_does_not_go_on_with_a_comparison(tmp_path, capsys):
     (out / "runs").mkdir(parents=True)
     rundir.write_json(out / rundir.CONFIG, {"command": "pgprog compare --seeds 2"})
     assert main(["train", "--resume", str(out)]) == 2
-    assert "holds many runs: go on with the command that made it, pgprog compare --seeds 2" in capsys.readouterr().err
+    error = one_line(capsys)
+    assert "holds many runs: go on with the command that made it, pgprog compare --seeds 2" in error
+    assert error.endswith(f": pgprog compare --resume {out}\n")
+
+
+def test_a_comparison_does_not_go_on_with_a_run(tmp_path, capsys):
+    assert train(tmp_path / "run") == 0
+    for command in ("compare", "grid"):
+        capsys.readouterr()
+        assert main([command, "--resume", str(tmp_path / "run")]) == 2
+        assert one_line(capsys).endswith(f"run is a single run: pgprog train --resume {tmp_path / 'run'}\n")
 
 
 def test_a_run_that_was_killed_before_its_first_file_was_whole_is_in_nobodys_way(tmp_path):
@@ -450,6 +460,8 @@ def test_the_end_of_the_command_loses_nothing(tmp_path):
     mine, log = tmp_path / "mine.py", tmp_path / "log"
     mine.write_text(f"log = open({str(log)!r}, 'a')\ndef A(rewards):\n    log.write('x')\n    return rewards\n")
     program = [sys.executable, "-m", "pgprog"]
+    asked = subprocess.run([*program, "--version"], capture_output=True, text=True, env=BUFFERED, check=True)
+    assert asked.stdout.startswith("pgprog ")
     for more in ([], ["--advantage", f"{mine}:A"]):
         out = tmp_path / f"run{len(more)}"
         command = [*program, "train", "--algo", "reinforce", "--steps", "2", *FLAGS[:6], "--json", "--out", str(out)]

@@ -208,6 +208,10 @@ BAD = {
         ["train", "--seeds", "1"],
         r"options: --seeds 1; did you mean --seed\?; see pgprog train --help",
     ),
+    "no percentage": (
+        ["plan", "--success-rate", "5%"],
+        r"--success-rate '5%' is no value for it; see pgprog plan --help",
+    ),
     "no integer": (
         ["sample", "--run", "x", "--target", "abc"],
         r": --target 'abc' is no integer; see pgprog sample --help",

@@ -108,6 +108,7 @@ def plainly(message: str, command: str | None) -> str:
         r"Error parsing (--[\w-]+): invalid literal for int\(\) .*: ('.*')", r"\1 \2 is no integer", message
     )
     message = re.sub(r"Error parsing (--[\w-]+): could not convert .*: ('.*')", r"\1 \2 is no number", message)
+    message = re.sub(r"Error parsing (--[\w-]+): Could not find .*: \[('.*')\]", r"\1 \2 is no value for it", message)
     message = re.sub(r" \(applied to [^)]*\)", "", message)
     if command is not None and (found := re.match(r"Unrecognized (?:or misplaced )?options: (--[\w-]+)", message)):
         flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(COMMANDS[command][0])]

@@ -263,7 +263,13 @@ def resumed(args: Train | Compare | Grid, kind: type[T]) -> tuple[T, dict[str, A
     content = rundir.read_json(path)
     if kind is RunConfig and (args.resume / "runs").is_dir():
         made = str(content.get("command") if isinstance(content, dict) else None)[:200]
-        raise UsageError(f"{args.resume} holds many runs: go on with the command that made it, {made}")
+        command = "grid" if " grid" in made else "compare"
+        raise UsageError(
+            f"{args.resume} holds many runs: go on with the command that made it, {made}: "
+            f"pgprog {command} --resume {args.resume}"
+        )
+    if kind is not RunConfig and isinstance(content, dict) and "algo" in content:
+        raise UsageError(f"{args.resume} is a single run: pgprog train --resume {args.resume}")
     return from_json(kind, content, path), content
 
 

@@ -173,7 +173,8 @@ def exact(args: Exact) -> int:
         "estimators": [asdict(row) for row in rows],
         "curves": curves(rows_of, setting),
         "critic": [point._asdict() for point in points],
-        "explanations": explanations(rows, args.G),
+        "explanations": explanations(rows, args.G)
+        + note_on_critic(rows, args.run is not None and config.choices.critic),
         "wall_seconds": time.perf_counter() - started,
     }
     figures = []
@@ -484,6 +485,16 @@ def explanations(rows: "list[Row]", G: int) -> list[str]:
             "batch has almost none; that pays only where success differs much between prompts."
         )
     return said
+
+
+def note_on_critic(rows: "list[Row]", trained: str | bool) -> list[str]:
+    """Whose critic stands behind the rows that have one, where it is nobody's."""
+    if trained == "prompt" or not {"actor_critic", "ppo"} & {row.name for row in rows}:
+        return []
+    return [
+        "The critic behind Actor-Critic and PPO (and a function that takes values) is untrained here: a random number "
+        "at each prompt, which no run of theirs keeps for long. --run with a run of theirs brings a trained one."
+    ]
 
 
 def output_directory(out: Path, overwrite: bool) -> Path:

@@ -95,7 +95,9 @@ def compare(
         for done, result in run_jobs(jobs, workers, checkpoint_every, on_progress, on_idle, instruments_every, came):
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
-            elif result.steps > 0:  # a signal may reach a run before its first step
+                continue
+            on_progress(Progress(done.name, result.steps, float(np.mean(result.success))))
+            if result.steps > 0:  # a signal may reach a run before its first step
                 rows = outcome.rows[done.name] = rows_of(done)  # now, while others train
                 if not done.name.endswith(EQUAL):
                     outcome.main[done.name], outcome.warnings[done.name] = result, warnings_of(done, rows)
