@@ -166,7 +166,7 @@ def test_a_comparison_does_not_go_on_with_a_run(tmp_path, capsys):
     for command in ("compare", "grid"):
         capsys.readouterr()
         assert main([command, "--resume", str(tmp_path / "run")]) == 2
-        assert one_line(capsys).endswith(f"run is a single run: pgprog train --resume {tmp_path / 'run'}\n")
+        assert one_line(capsys).endswith(f" is missing; it is a single run: pgprog train --resume {tmp_path / 'run'}\n")
 
 
 def test_a_run_that_was_killed_before_its_first_file_was_whole_is_in_nobodys_way(tmp_path):

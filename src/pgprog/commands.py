@@ -268,9 +268,12 @@ def resumed(args: Train | Compare | Grid, kind: type[T]) -> tuple[T, dict[str, A
             f"{args.resume} holds many runs: go on with the command that made it, {made}: "
             f"pgprog {command} --resume {args.resume}"
         )
-    if kind is not RunConfig and isinstance(content, dict) and "algo" in content:
-        raise UsageError(f"{args.resume} is a single run: pgprog train --resume {args.resume}")
-    return from_json(kind, content, path), content
+    try:
+        return from_json(kind, content, path), content
+    except UsageError as error:
+        if kind is RunConfig or not isinstance(content, dict) or "algo" not in content:
+            raise
+        raise UsageError(f"{error}; it is a single run: pgprog train --resume {args.resume}") from error
 
 
 def readings(args: Train | Compare) -> dict[str, Any]:
