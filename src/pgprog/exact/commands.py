@@ -174,7 +174,7 @@ def exact(args: Exact) -> int:
         "curves": curves(rows_of, setting),
         "critic": [point._asdict() for point in points],
         "explanations": explanations(rows, args.G)
-        + note_on_critic(rows, args.run is not None and config.choices.critic),
+        + note_on_critic(rows, args.run is not None and config.choices.critic == "prompt"),
         "wall_seconds": time.perf_counter() - started,
     }
     figures = []
@@ -487,9 +487,9 @@ def explanations(rows: "list[Row]", G: int) -> list[str]:
     return said
 
 
-def note_on_critic(rows: "list[Row]", trained: str | bool) -> list[str]:
+def note_on_critic(rows: "list[Row]", trained: bool) -> list[str]:
     """Whose critic stands behind the rows that have one, where it is nobody's."""
-    if trained == "prompt" or not {"actor_critic", "ppo"} & {row.name for row in rows}:
+    if trained or not {"actor_critic", "ppo"} & {row.name for row in rows}:
         return []
     return [
         "The critic behind Actor-Critic and PPO (and a function that takes values) is untrained here: a random number "

@@ -96,7 +96,6 @@ def compare(
             if isinstance(done, Measurement):
                 outcome.noise[done.name] = result
                 continue
-            on_progress(Progress(done.name, result.steps, float(np.mean(result.success))))
             if result.steps > 0:  # a signal may reach a run before its first step
                 rows = outcome.rows[done.name] = rows_of(done)  # now, while others train
                 if not done.name.endswith(EQUAL):

@@ -93,7 +93,10 @@ def run_jobs(
                 for future in [f for f in waiting if f.cancel()]:
                     del waiting[future]
             for future in done & waiting.keys():
-                yield waiting.pop(future), future.result()
+                job, result = waiting.pop(future), future.result()
+                if isinstance(job, Job):  # a run that stood finished has told of no step
+                    on_progress(Progress(job.name, result.steps, sum(result.success) / len(result.success)))
+                yield job, result
             if not idle and len(waiting) < workers:
                 idle = True
                 on_idle()

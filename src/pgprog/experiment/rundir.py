@@ -244,20 +244,19 @@ def cut_rows(path: Path, last_step: int, seeds: Sequence[int]) -> None:
     expected = ((step, seed) for step in range(1, last_step + 1) for seed in seeds)
     if not path.exists():
         return refuse_lost_rows(path, 0, last_step)
-    kept = number = 0
+    kept = rows = 0
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
-        for number, ((step, seed), line) in enumerate(zip(expected, file, strict=False), 1):
+        for (step, seed), line in zip(expected, file, strict=False):
             if not line.endswith(b"\n"):
-                number -= 1
                 break
             try:
                 refuse_other_row(json.loads(line), step, seed)
             except (ValueError, RecursionError) as error:
                 raise UsageError(
-                    f"{path}: line {number} is no row of metrics ({said(error)}): the file is damaged; {cure(path)}"
+                    f"{path}: line {rows + 1} is no row of metrics ({said(error)}): the file is damaged; {cure(path)}"
                 ) from error
-            kept += len(line)
-        refuse_lost_rows(path, number // len(seeds), last_step)
+            kept, rows = kept + len(line), rows + 1
+        refuse_lost_rows(path, rows // len(seeds), last_step)
         if os.fstat(file.fileno()).st_size > kept:
             file.truncate(kept)
 
